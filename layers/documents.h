@@ -58,22 +58,17 @@ struct PreviousTokens {
     PreviousTokens(const Context& ctx, const Documents& documents);
 };
 
-/// The row that previous_rows() gives a token without a predecessor.
-enum class FirstToken { zero, itself };
-
-/// y[t] = x[predecessor of t], for x [B,T,H,D] with a contiguous last axis. Returns a new tensor y,
-/// contiguous.
-Tensor previous_rows(const Context& ctx, const Tensor& x, const PreviousTokens& previous, FirstToken first);
-/// dx[t] = sum of dy[u] over the tokens u whose predecessor is t, and dy[t] if t has none and receives
-/// itself. Returns a new tensor, contiguous. Sums are in float32 (float64 for float64 values), in the tokens'
-/// order.
-Tensor previous_rows_backward(const Context& ctx, const Tensor& dy, const PreviousTokens& previous,
-                              FirstToken first);
+/// y[t] = x[predecessor of t], or x[t] if t has none, for x [B,T,H,D] with a contiguous last axis. Returns a
+/// new tensor y, contiguous.
+Tensor previous_rows(const Context& ctx, const Tensor& x, const PreviousTokens& previous);
+/// dx[t] = sum of dy[u] over the tokens u whose predecessor is t, and dy[t] if t has none. Returns a new
+/// tensor, contiguous. Sums are in float32 (float64 for float64 values), in the tokens' order.
+Tensor previous_rows_backward(const Context& ctx, const Tensor& dy, const PreviousTokens& previous);
 /// previous_rows() for one new token of each of R texts: x [1,R,H,D]. cache [slots,N+1,H,D] holds the row of
 /// token t of a text at t + 1. Text r has positions[r] tokens there, in slot slots[r] (int32 [R], all slots
 /// different); its new row is appended. A slot or position outside the cache is an Error on the CPU; on a GPU
 /// its y is 0 and the cache stays as it is.
 Tensor previous_rows_of_step(const Context& ctx, const Tensor& x, const Tensor& cache,
-                             const Tensor& positions, const Tensor& slots, FirstToken first);
+                             const Tensor& positions, const Tensor& slots);
 
 }  // namespace gradtile

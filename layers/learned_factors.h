@@ -1,30 +1,28 @@
 #pragma once
-/// Layers whose weights are factors: one for each term of a sum, one for each head of a token, or one for the
-/// token before.
+/// Layers whose weights are factors: one for each term of a sum, or one for each head of a token.
 #include <span>
 #include <string>
 #include <vector>
 
-#include <gradtile/layers/documents.h>
 #include <gradtile/layers/embedding.h>
 #include <gradtile/layers/linear.h>
 
 namespace gradtile {
 
 /// y = sum_k w_k x_k for 1 to 3 tensors x_k with the same shape and dtype, all contiguous. Each factor w_k is
-/// a parameter [1], or the number 1.
+/// a parameter [1].
 ///   dx_k = w_k dy,  dw_k += sum over all elements of dy x_k.
 /// Sums, and the factors' gradients, are float32 (float64 for float64 values).
 struct WeightedSum {
     static constexpr std::size_t max_terms = 3;
     struct Term {
-        const char* name;  ///< null: the factor is 1 and no parameter
+        const char* name;
         double first_factor = 1.0;
     };
     struct Saved {
         std::vector<Tensor> terms;
     };
-    std::vector<Parameter> factors;  ///< one per term; undefined where the factor is 1
+    std::vector<Parameter> factors;  ///< one per term
 
     /// Declares name.TERM for each term, with its first value.
     WeightedSum(ParameterStore& parameters, const std::string& name, std::span<const Term> terms);
@@ -103,29 +101,6 @@ struct ValueEmbedding {
 
   private:
     Tensor rows_of(const Context& ctx, const Shape& heads, const Embedding::Saved& tokens) const;
-};
-
-/// y[t] = x[t] + lambda sigmoid(W x'[t]) x[t - 1], for embeddings x [B,T,C]: x' are the first gate_columns
-/// columns of x (HeadGate), and W [1, columns] and lambda [1] start at zero. A token without a predecessor
-/// (PreviousTokens) has y = x. From modded-nanogpt, September 2025.
-///
-/// Parameters: name.gate.weight, name.lambda.
-struct Smear {
-    struct Saved {
-        PreviousTokens previous;  ///< the caller sets it before backward
-        Tensor before;            ///< x[t - 1], or zeros, [B,T,1,C]
-        HeadGate::Saved gate;
-    };
-    HeadGate gate;
-    WeightedSum sum;
-
-    Smear(ParameterStore& parameters, const std::string& name, std::int64_t width);
-
-    /// `before` [B,T,1,C] are previous_rows() of x with FirstToken::zero.
-    Tensor forward(const Context& ctx, const Tensor& x, const Tensor& before, Saved& saved) const;
-    /// Returns dx, with what comes through `before`, in dy's memory.
-    Tensor backward(const Context& ctx, const Tensor& dy, const Saved& saved,
-                    const BackwardHooks& hooks = {}) const;
 };
 
 }  // namespace gradtile

@@ -11,8 +11,7 @@ namespace {
 
 constexpr const char* op_name = "previous_token";
 
-RowsOfTokens rows_of_tokens(const Context& ctx, const Tensor& x, const PreviousTokens& previous,
-                            FirstToken first) {
+RowsOfTokens rows_of_tokens(const Context& ctx, const Tensor& x, const PreviousTokens& previous) {
     check(x.rank() == 4, op_name, ": rows ", x, "; expected [B, T, H, D]");
     row_layout(x, op_name);
     for (const Tensor* table : {&previous.place, &previous.sibling})
@@ -20,7 +19,7 @@ RowsOfTokens rows_of_tokens(const Context& ctx, const Tensor& x, const PreviousT
                   (!table->defined() || (table->dtype() == DType::i32 && table->is_contiguous() &&
                                          table->shape() == Shape{x.size(0), x.size(1)})),
               op_name, ": predecessors ", *table, " for rows ", x, "; expected contiguous int32 [B, T]");
-    return {.y = empty(ctx, x.shape(), x.dtype()), .x = x, .previous = previous, .first = first};
+    return {.y = empty(ctx, x.shape(), x.dtype()), .x = x, .previous = previous};
 }
 
 }  // namespace
@@ -37,22 +36,21 @@ PreviousTokens::PreviousTokens(const Context& ctx, const Documents& documents) {
         on_device(ctx, cpu::find_previous_tokens, cuda::find_previous_tokens, *this, positions);
 }
 
-Tensor previous_rows(const Context& ctx, const Tensor& x, const PreviousTokens& previous, FirstToken first) {
-    const RowsOfTokens op = rows_of_tokens(ctx, x, previous, first);
+Tensor previous_rows(const Context& ctx, const Tensor& x, const PreviousTokens& previous) {
+    const RowsOfTokens op = rows_of_tokens(ctx, x, previous);
     if (x.elements() > 0) on_device(ctx, cpu::copy_previous_rows, cuda::copy_previous_rows, op);
     return op.y;
 }
 
-Tensor previous_rows_backward(const Context& ctx, const Tensor& dy, const PreviousTokens& previous,
-                              FirstToken first) {
-    const RowsOfTokens op = rows_of_tokens(ctx, dy, previous, first);
+Tensor previous_rows_backward(const Context& ctx, const Tensor& dy, const PreviousTokens& previous) {
+    const RowsOfTokens op = rows_of_tokens(ctx, dy, previous);
     if (dy.elements() > 0)
         on_device(ctx, cpu::differentiate_previous_rows, cuda::differentiate_previous_rows, op);
     return op.y;
 }
 
 Tensor previous_rows_of_step(const Context& ctx, const Tensor& x, const Tensor& cache,
-                             const Tensor& positions, const Tensor& slots, FirstToken first) {
+                             const Tensor& positions, const Tensor& slots) {
     check(x.rank() == 4 && x.size(0) == 1, op_name, ": rows ", x, "; expected [1, R, H, D]");
     row_layout(x, op_name);
     check(cache.rank() == 4 && cache.dtype() == x.dtype() && cache.size(1) >= 2 &&
@@ -70,8 +68,7 @@ Tensor previous_rows_of_step(const Context& ctx, const Tensor& x, const Tensor& 
                         .x = x,
                         .cache = cache,
                         .positions = positions,
-                        .slots = slots,
-                        .first = first};
+                        .slots = slots};
     if (x.elements() > 0) on_device(ctx, cpu::exchange_rows_of_step, cuda::exchange_rows_of_step, op);
     return op.y;
 }

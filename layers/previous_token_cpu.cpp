@@ -29,11 +29,7 @@ void copy_previous_rows(const Context& ctx, const RowsOfTokens& op) {
         const std::int64_t heads = op.x.size(2);
         for_rows(ctx, xs.count(), xs.width(), [&](std::int64_t r) {
             const std::int64_t from = neighbours.previous(r / heads);
-            if (from < 0 && op.first == FirstToken::zero) {
-                std::fill_n(ys[r], xs.width(), T{});
-            } else {
-                std::copy_n(xs[from < 0 ? r : from * heads + r % heads], xs.width(), ys[r]);
-            }
+            std::copy_n(xs[from < 0 ? r : from * heads + r % heads], xs.width(), ys[r]);
         });
     });
 }
@@ -46,7 +42,7 @@ void differentiate_previous_rows(const Context& ctx, const RowsOfTokens& op) {
         const std::int64_t heads = op.x.size(2);
         for_rows(ctx, dys.count(), dys.width(), [&](std::int64_t r) {
             const std::int64_t token = r / heads;
-            const bool adds_itself = op.first == FirstToken::itself && neighbours.previous(token) < 0;
+            const bool adds_itself = neighbours.previous(token) < 0;
             for (std::int64_t i = 0; i < dys.width(); ++i) {
                 S sum = adds_itself ? convert<S>(dys[r][i]) : S{0};
                 for (std::int64_t next = neighbours.first_next(token); next >= 0;
@@ -66,11 +62,7 @@ void exchange_rows_of_step(const Context& ctx, const RowsOfStep& op) {
             const std::int64_t text = r / heads, position = op.positions.data<std::int32_t>()[text];
             T* const cached = op.cache.data<T>() + op.slots.data<std::int32_t>()[text] * op.cache.stride(0) +
                               position * op.cache.stride(1) + r % heads * op.cache.stride(2);
-            if (position == 0 && op.first == FirstToken::zero) {
-                std::fill_n(ys[r], xs.width(), T{});
-            } else {
-                std::copy_n(position == 0 ? xs[r] : cached, xs.width(), ys[r]);
-            }
+            std::copy_n(position == 0 ? xs[r] : cached, xs.width(), ys[r]);
             std::copy_n(xs[r], xs.width(), cached + op.cache.stride(1));
         });
     });

@@ -35,7 +35,6 @@ struct TokenRows {
     TokenNeighbours neighbours;
     Divisor vectors_per_row, heads;
     std::int64_t vectors;
-    bool repeats_first;
 };
 
 template <int n, class T, bool is_gradient>
@@ -48,10 +47,9 @@ __global__ void __launch_bounds__(row_threads) previous_rows_kernel(const TokenR
     const std::int64_t column = (index - row * p.vectors_per_row.value) * n;
     const std::int64_t token = p.heads.quotient_of(row), head = row - token * p.heads.value;
     const std::int64_t previous = p.neighbours.previous(token);
-    const bool repeats = previous < 0 && p.repeats_first;
     S values[n] = {};
     if constexpr (is_gradient) {
-        if (repeats) load<n>(values, p.x[row] + column);
+        if (previous < 0) load<n>(values, p.x[row] + column);
         for (std::int64_t next = p.neighbours.first_next(token); next >= 0;
              next = p.neighbours.next_sibling(next)) {
             S more[n];
@@ -59,8 +57,8 @@ __global__ void __launch_bounds__(row_threads) previous_rows_kernel(const TokenR
 #pragma unroll
             for (int i = 0; i < n; ++i) values[i] += more[i];
         }
-    } else if (previous >= 0 || repeats) {
-        load<n>(values, p.x[repeats ? row : previous * p.heads.value + head] + column);
+    } else {
+        load<n>(values, p.x[previous < 0 ? row : previous * p.heads.value + head] + column);
     }
     store<n>(p.y[row] + column, values);
 }
@@ -76,8 +74,7 @@ void run_rows(const Context& ctx, const RowsOfTokens& op) {
                                  .neighbours = TokenNeighbours(op.previous, op.x),
                                  .vectors_per_row = Divisor(x.layout.width / n),
                                  .heads = Divisor(op.x.size(2)),
-                                 .vectors = x.layout.rows * (x.layout.width / n),
-                                 .repeats_first = op.first == FirstToken::itself};
+                                 .vectors = x.layout.rows * (x.layout.width / n)};
             launch(ctx, previous_rows_kernel<n, T, is_gradient>, blocks_for(p.vectors, row_threads),
                    Block{.threads = row_threads, .starts_early = true}, p);
         };
@@ -94,7 +91,6 @@ struct StepRows {
     std::int64_t slot_count, capacity, slot_stride, token_stride, head_stride;
     const std::int32_t *positions, *slots;
     std::int64_t heads, elements;
-    bool repeats_first;
 };
 
 /// One thread per element: a step has few rows.
@@ -107,11 +103,11 @@ __global__ void __launch_bounds__(row_threads) step_rows_kernel(const StepRows<T
     const std::int64_t text = row / p.heads, head = row % p.heads;
     const std::int64_t position = p.positions[text], slot = p.slots[text];
     const T own = p.x[row][column];
-    T previous = position == 0 && p.repeats_first ? own : T{};
+    T previous{};
     if (position >= 0 && position < p.capacity && slot >= 0 && slot < p.slot_count) {
         T* const cached =
             p.cache + slot * p.slot_stride + position * p.token_stride + head * p.head_stride + column;
-        if (position > 0) previous = *cached;
+        previous = position == 0 ? own : *cached;
         cached[p.token_stride] = own;
     }
     p.y[row][column] = previous;
@@ -147,8 +143,7 @@ void exchange_rows_of_step(const Context& ctx, const RowsOfStep& op) {
                             .positions = op.positions.data<std::int32_t>(),
                             .slots = op.slots.data<std::int32_t>(),
                             .heads = op.x.size(2),
-                            .elements = op.x.elements(),
-                            .repeats_first = op.first == FirstToken::itself};
+                            .elements = op.x.elements()};
         launch(ctx, step_rows_kernel<T>, blocks_for(p.elements, row_threads),
                Block{.threads = row_threads, .starts_early = true}, p);
     });

@@ -14,12 +14,11 @@ std::vector<WeightedTerm> weighted_terms(const std::vector<Parameter>& factors,
           factors.size());
     std::vector<WeightedTerm> weighted;
     for (std::size_t k = 0; k < terms.size(); ++k) {
-        const Tensor& x = terms[k];
-        const Tensor factor = factors[k].defined() ? factors[k].value() : Tensor();
-        const DType dtype = factor.defined() ? factor.dtype() : terms[0].dtype();
-        check(x.defined() && x.is_contiguous() && x.shape() == terms[0].shape() && x.dtype() == dtype,
-              "weighted_sum: term ", k, " is ", x, "; expected a contiguous tensor in ", dtype,
-              " like term 0, ", terms[0]);
+        const Tensor &x = terms[k], &factor = factors[k].value();
+        check(
+            x.defined() && x.is_contiguous() && x.shape() == terms[0].shape() && x.dtype() == factor.dtype(),
+            "weighted_sum: term ", k, " is ", x, "; expected a contiguous tensor in ", factor.dtype(),
+            " like term 0, ", terms[0]);
         weighted.push_back({.x = x, .factor = factor});
     }
     return weighted;
@@ -52,9 +51,8 @@ WeightedSum::WeightedSum(ParameterStore& parameters, const std::string& name, st
     check(!terms.empty() && terms.size() <= max_terms, "weighted_sum ", name, ": ", terms.size(),
           " terms; expected 1 to ", max_terms);
     for (const Term& term : terms)
-        factors.push_back(term.name == nullptr ? Parameter()
-                                               : parameters.add(name + "." + term.name, {1},
-                                                                {Init::Kind::constant, term.first_factor}));
+        factors.push_back(
+            parameters.add(name + "." + term.name, {1}, {Init::Kind::constant, term.first_factor}));
 }
 
 Tensor WeightedSum::forward(const Context& ctx, const std::vector<Tensor>& terms, Saved& saved) const {
@@ -85,7 +83,7 @@ Tensor WeightedSum::backward(const Context& ctx, const Tensor& dy, const Saved& 
                   std::span<const WeightedTerm>(weighted));
     for (std::int64_t k = 0; k < count; ++k) {
         const Parameter& factor = factors[static_cast<std::size_t>(k)];
-        if (!factor.defined() || factor.is_frozen()) continue;
+        if (factor.is_frozen()) continue;
         const GradientTarget target = factor.begin_gradient_write();
         if (is_empty) {
             ready_to_add(ctx, target);

@@ -24,8 +24,7 @@ std::vector<Term<T>> pointers_of(std::span<const WeightedTerm> terms) {
     for (const WeightedTerm& term : terms)
         all.push_back({.x = term.x.data<T>(),
                        .gradient = term.gradient.defined() ? term.gradient.data<T>() : nullptr,
-                       .factor = term.factor.defined() ? convert<Accumulator<T>>(*term.factor.data<T>())
-                                                       : Accumulator<T>{1},
+                       .factor = convert<Accumulator<T>>(*term.factor.data<T>()),
                        .adds = term.adds_to_gradient});
     return all;
 }

@@ -13,16 +13,6 @@ constexpr int sum_threads = 256;
 /// GPU, so that memory plans and results do not depend on it.
 constexpr std::int64_t max_blocks = 132 * 4, elements_per_block = 4096;
 
-/// The number behind a term's pointer, which is null if the factor is 1.
-template <class T>
-__device__ __forceinline__ Accumulator<T> factor_at(const T* factor) {
-    return factor != nullptr ? device::convert<Accumulator<T>>(*factor) : Accumulator<T>{1};
-}
-template <class T>
-const T* pointer_to_factor(const Tensor& factor) {
-    return factor.defined() ? factor.data<T>() : nullptr;
-}
-
 /// y = sum_k factor_k x_k
 template <class S, int terms>
 struct SumWithFactors {
@@ -45,7 +35,7 @@ struct SumTerms {
     __device__ SumWithFactors<Accumulator<T>, terms> prepared() const {
         SumWithFactors<Accumulator<T>, terms> op;
 #pragma unroll
-        for (int k = 0; k < terms; ++k) op.factor[k] = factor_at(factor[k]);
+        for (int k = 0; k < terms; ++k) op.factor[k] = device::convert<Accumulator<T>>(*factor[k]);
         return op;
     }
 };
@@ -68,7 +58,7 @@ __global__ void __launch_bounds__(sum_threads, 4) sum_backward_kernel(const SumG
     await_predecessor();
     S factor[terms], sums[terms] = {};
 #pragma unroll
-    for (int k = 0; k < terms; ++k) factor[k] = factor_at(p.factor[k]);
+    for (int k = 0; k < terms; ++k) factor[k] = device::convert<S>(*p.factor[k]);
     const std::int64_t step = gridDim.x * std::int64_t{sum_threads};
     for (std::int64_t index = blockIdx.x * std::int64_t{sum_threads} + threadIdx.x; index < p.vectors;
          index += step) {
@@ -122,7 +112,7 @@ void weighted_sum(const Context& ctx, const Tensor& y, std::span<const WeightedT
             std::array<DeviceRows<const T>, std::size_t{count}> in;
             for (std::size_t k = 0; k < terms.size(); ++k) {
                 in[k] = DeviceRows<const T>(terms[k].x, "weighted_sum");
-                op.factor[k] = pointer_to_factor<T>(terms[k].factor);
+                op.factor[k] = terms[k].factor.template data<T>();
             }
             map_rows<vector_length<T>, T, std::size_t{count}, 1>(ctx, {DeviceRows<T>(y, "weighted_sum")}, in,
                                                                  op);
@@ -144,7 +134,7 @@ void weighted_sum_backward(const Context& ctx, const Tensor& partials, const Ten
             bool in_vectors = dy.elements() % vector_length<T> == 0 && on_vector_boundary(dy);
             for (std::size_t k = 0; k < terms.size(); ++k) {
                 p.x[k] = terms[k].x.template data<T>();
-                p.factor[k] = pointer_to_factor<T>(terms[k].factor);
+                p.factor[k] = terms[k].factor.template data<T>();
                 p.gradient[k] = terms[k].gradient.template data<T>();
                 p.adds[k] = terms[k].adds_to_gradient;
                 in_vectors &= on_vector_boundary(terms[k].x) && on_vector_boundary(terms[k].gradient);

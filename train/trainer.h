@@ -186,8 +186,8 @@ class Trainer {
     /// Lines that describe the data (see Dataset::description) and, if the model's vocabulary is larger than
     /// the data's, how many ids the data needs.
     const std::vector<std::string>& data_description() const { return data_description_; }
-    /// See Dataset::source_nll.
-    std::optional<double> source_nll() const { return source_nll_; }
+    /// See Dataset::source_loss.
+    const std::optional<SourceLoss>& source_loss() const { return source_loss_; }
 
   private:
     void build(const std::optional<Tokenizer>& tokenizer, const JsonValue& expected_content = {});
@@ -249,7 +249,7 @@ class Trainer {
     std::string identity_, resumed_from_;
     bool begun_ = false;  // run() was called
     std::int64_t train_tokens_ = 0, validation_tokens_ = 0;
-    std::optional<double> source_nll_;
+    std::optional<SourceLoss> source_loss_;
     JsonValue data_content_;                        // see Dataset::content
     std::string data_facts_;                        // equal in all processes
     std::shared_ptr<const DocumentStream> stream_;  // null: config_.stream_buffer is 0

@@ -280,7 +280,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     if (config_.packed) choose_document_token(dataset);
     train_tokens_ = dataset.train.size();
     validation_tokens_ = dataset.validation.size();
-    source_nll_ = dataset.source_nll;
+    source_loss_ = dataset.source_loss;
     data_content_ = dataset.content;
     stream_ = dataset.stream;
     const Packing packing = packing_of_data(dataset);

@@ -29,7 +29,7 @@ void check_refused(const JsonValue& value, const KnownMember& member, std::strin
 
 void check_members(const JsonValue& object, std::span<const KnownMember> known, std::string_view source,
                    UnknownMembers& unknown) {
-    check(object.is_object(), source, ": expected an object");
+    check(object.is_object(), source, ": ", json_excerpt(object), "; expected an object");
     std::unordered_map<std::string_view, const KnownMember*> by_name;
     for (const KnownMember& member : known) by_name.emplace(member.name, &member);
     for (const auto& [name, value] : object.items()) {

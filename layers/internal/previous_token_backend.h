@@ -10,11 +10,9 @@ namespace gradtile {
 struct RowsOfTokens {
     Tensor y, x;
     PreviousTokens previous;
-    FirstToken first = FirstToken::zero;
 };
 struct RowsOfStep {
     Tensor y, x, cache, positions, slots;
-    FirstToken first = FirstToken::zero;
 };
 
 namespace cpu {

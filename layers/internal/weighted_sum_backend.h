@@ -8,7 +8,7 @@ namespace gradtile {
 
 struct WeightedTerm {
     Tensor x;
-    Tensor factor;                  ///< [1], in x's dtype; undefined: 1
+    Tensor factor;                  ///< [1], in x's dtype
     Tensor gradient = {};           ///< backward: receives factor * dy
     bool adds_to_gradient = false;  ///< backward: adds factor * dy instead
 };

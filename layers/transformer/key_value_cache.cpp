@@ -13,24 +13,21 @@ KeyValueCache::KeyValueCache(const Context& ctx, const ModelConfig& config, DTyp
                       config.head_dim()};
     for (std::int64_t layer = 0; layer < config.layers; ++layer)
         layers.push_back({empty(ctx, shape, dtype), empty(ctx, shape, dtype)});
-    if (config.smear) embeddings = empty(ctx, {batch, capacity + 1, 1, config.width}, dtype);
 }
 
 void KeyValueCache::copy_from(const Context& ctx, const KeyValueCache& shorter) const {
     const auto copy_tokens = [&](const Tensor& to, const Tensor& from) {
-        if (from.defined()) copy(ctx, to.slice(1, 0, from.size(1)), from);
+        copy(ctx, to.slice(1, 0, from.size(1)), from);
     };
     for (std::size_t layer = 0; layer < layers.size(); ++layer) {
         copy_tokens(layers[layer].k, shorter.layers[layer].k);
         copy_tokens(layers[layer].v, shorter.layers[layer].v);
     }
-    copy_tokens(embeddings, shorter.embeddings);
 }
 
 double KeyValueCache::bytes_of_text(const ModelConfig& config, DType dtype, std::int64_t tokens) {
-    const std::int64_t heads = 2 * config.layers * config.key_value_heads() * config.head_dim();
-    const std::int64_t elements =
-        (tokens + (config.key_offset ? 1 : 0)) * heads + (config.smear ? (tokens + 1) * config.width : 0);
+    const std::int64_t rows = 2 * config.layers * (tokens + (config.key_offset ? 1 : 0));
+    const std::int64_t elements = rows * config.key_value_heads() * config.head_dim();
     return static_cast<double>(elements) * static_cast<double>(size_of(dtype));
 }
 

@@ -21,8 +21,6 @@ struct KeyValueCache {
         Tensor k, v;
     };
     std::vector<Layer> layers;
-    /// With config.smear, [B, capacity + 1, 1, C]: the embedding of a text's token t at t + 1.
-    Tensor embeddings;
     std::int64_t capacity;
 
     /// Allocates memory for `batch` texts with `tokens` tokens each, from ctx's allocator; -1: config.context

@@ -95,7 +95,7 @@ double flops_per_token(const ModelConfig& config, std::int64_t sequence, const A
     const double matrices =
         real(config.layers) * real(block_matrices(config).elements()) + width * real(config.vocabulary);
     // A gate is a product with HeadGate's columns.
-    double gates = config.smear ? real(std::min(config.width, gate_columns)) : 0.0;
+    double gates = 0.0;
     for (std::int64_t layer = 0; layer < config.layers; ++layer) {
         const std::int64_t gated = (config.attention_gate ? config.heads : 0) +
                                    (config.has_value_embedding(layer) ? config.key_value_heads() : 0);

@@ -102,7 +102,6 @@ struct ModelConfig {
     /// Keys have the unrotated_columns() of the token before, in layers that see the whole context; in all
     /// layers if none does. Requires such columns.
     bool key_offset = false;
-    bool smear = false;    ///< a token's embedding has a gated part of the one before (Smear)
     bool qk_norm = false;  ///< RMSNorm of queries and keys; without it, qk_norm_kind has no effect
     QkNorm qk_norm_kind = QkNorm::head;
     double query_scalar = 0.0;  ///< attention's scores are q.k / sqrt(query_scalar); 0: the head's width

@@ -5,7 +5,7 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/alibi.h>
 #include <gradtile/layers/transformer/initialization.h>
-#include <gradtile/layers/transformer/internal/predecessors.h>
+#include <gradtile/layers/transformer/internal/key_offset.h>
 
 namespace gradtile {
 namespace {

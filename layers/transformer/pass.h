@@ -37,7 +37,7 @@ struct TrainingPass {
     Documents documents = {};
     std::int64_t max_window = 0;   ///< keys that a token sees in any layer, at most; 0: no limit
     Embedding::Saved tokens = {};  ///< int32 [B,T], which value embeddings read
-    PreviousTokens previous = {};  ///< of `documents`, if the model reads predecessors
+    PreviousTokens previous = {};  ///< of `documents`, with ModelConfig::key_offset
 
     TokenPositions token_positions() const {
         if (!documents) return {};

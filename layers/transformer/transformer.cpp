@@ -6,7 +6,7 @@
 #include <gradtile/core/tensor_math.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/initialization.h>
-#include <gradtile/layers/transformer/internal/predecessors.h>
+#include <gradtile/layers/transformer/internal/key_offset.h>
 #include <gradtile/layers/transformer/internal/stream_norm.h>
 
 namespace gradtile {
@@ -74,8 +74,6 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
                          const TrainingOptions& training, const AdapterOptions& adapter_options)
     : config(checked(model_config, training)),
       wte(parameters, "wte", config.vocabulary, config.width, initial_std),
-      smear(config.smear ? std::optional<Smear>(std::in_place, parameters, "smear", config.width)
-                         : std::nullopt),
       wpe(adds_embeddings(config.positions)
               ? std::optional<PositionEmbedding>(std::in_place, parameters, "wpe", config.context,
                                                  config.width, initial_std)
@@ -148,12 +146,6 @@ void Transformer::check_tokens(const Tensor& tokens) const {
 Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved& saved) const {
     Tensor x = wte.forward(ctx, tokens, saved.wte);
     if (config.scaled_embedding) x = scale(ctx, x, embedding_factor(config, x.dtype()));
-    if (smear) {
-        const KeyValueCache* const cache = cache_of(pass);
-        const Tensor before = previous_rows(ctx, x.reshape({x.size(0), x.size(1), 1, x.size(2)}), pass,
-                                            cache ? cache->embeddings : Tensor(), FirstToken::zero);
-        x = smear->forward(ctx, x, before, saved.smear);
-    }
     if (wpe) {
         const TokenPositions positions = token_positions(pass);
         x = positions.each.defined() ? wpe->forward_at(ctx, x, positions.each, saved.wpe)
@@ -191,12 +183,12 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
     check_tokens(tokens);
     saved.wte = {.tokens = tokens};
     wte.start_token_sort(ctx, saved.wte);
-    saved.smear.previous = previous_tokens(ctx, config, options.documents);
+    const PreviousTokens previous = previous_tokens(ctx, config, options.documents);
     const TrainingPass pass{.dropout = options.dropout,
                             .documents = options.documents,
                             .max_window = options.max_window,
                             .tokens = saved.wte,
-                            .previous = saved.smear.previous};
+                            .previous = previous};
     Residual stream = forward_blocks(ctx, tokens, pass, &saved, options.hooks);
     const Normed x = normalize_stream(ctx, norm_f, stream, saved.norm_f);
     return head.forward(ctx, x.value(ctx), targets, saved.head, options.gradient_scale, options.target_count);
@@ -220,7 +212,6 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
         dx = wpe->backward(ctx, dx, saved.wpe);
         notify_gradients_complete(hooks, wpe->weight);
     }
-    if (smear) dx = smear->backward(ctx, dx, saved.smear, hooks);
     if (config.scaled_embedding) dx = scale(ctx, dx, embedding_factor(config, dx.dtype()));
     wte.backward(ctx, dx, saved.wte);
     notify_gradients_complete(hooks, wte.weight);

@@ -31,14 +31,12 @@ struct ForwardOptions {
 ///     ln_f.{weight,bias}, head.weight [V,C] unless tied to wte.weight.
 /// Llama style: no wpe; norm_1, norm_2 and norm_f instead of ln_1, ln_2 and ln_f; h.I.mlp.{gate_up,down}.
 /// With qk_norm also h.I.attn.{q_norm,k_norm}.weight, with sinks h.I.attn.sinks [heads], with embedding_norm
-/// ln_e or norm_e, with smear the parameters of Smear, with x0_lambdas or unet_skips h.I.mix (StreamMix).
-/// Other kinds of block have other norms, see TransformerBlock. With adapters, for every adapted matrix, such
-/// as h.I.attn.qkv.weight [out,in]: h.I.attn.qkv.lora_a [rank,in] and h.I.attn.qkv.lora_b [out,rank], after
-/// all other parameters.
+/// ln_e or norm_e, with x0_lambdas or unet_skips h.I.mix (StreamMix). Other kinds of block have other norms,
+/// see TransformerBlock. With adapters, for every adapted matrix, such as h.I.attn.qkv.weight [out,in]:
+/// h.I.attn.qkv.lora_a [rank,in] and h.I.attn.qkv.lora_b [out,rank], after all other parameters.
 struct Transformer {
     struct Saved {
         Embedding::Saved wte;
-        Smear::Saved smear;
         PositionEmbedding::Saved wpe;
         NormLayer::Saved norm_e;
         Dropout::Saved dropout;
@@ -49,7 +47,6 @@ struct Transformer {
     ModelConfig config;
     AdapterOptions adapters;
     Embedding wte;
-    std::optional<Smear> smear;  ///< of the token embeddings, before positions are added
     std::optional<PositionEmbedding> wpe;
     std::optional<NormLayer> norm_e;     ///< of the embeddings, if there is one
     Parameter last_embedding_parameter;  ///< the last one before the blocks, in the store's order

@@ -52,7 +52,6 @@ CASES = {
                       "--embedding-lr-factor", "2"],
     "key-offset": ["--norm", "rms", "--positions", "rope", "--rope-base", "1024", "--rope-scaling", "half-truncated", "--head-width", "16", "--kv-heads", "2",
                    "--qk-norm", "--qk-norm-kind", "head-without-gain", "--key-offset", "--window", "6", "--window-pattern", "2", "--packed", "--context", "48"],
-    "smear": ["--smear", "--packed", "--context", "48", "--norm", "rms", "--embedding-norm", "--vector-lr-factor", "10"],
     "all-options": ["--positions", "alibi", "--kv-heads", "2", "--qk-norm", "--window", "6", "--window-pattern", "3", "--softcap", "2", "--sinks"],
 }
 # At this learning rate, 100 steps in float32 stay within 4e-7 of float64, in gradtile and in PyTorch. Training amplifies roundings: at twice the
@@ -291,9 +290,6 @@ def loss_of(p, config, tokens, targets, documents, masks):
     x = F.embedding(tokens, p["wte.weight"])
     if config["scaled-embedding"]:
         x = x * math.sqrt(width)
-    if config["smear"]:
-        before = F.pad(x[:, :-1], (0, 0, 1, 0)) * (documents.position > 0).unsqueeze(-1)
-        x = x + p["smear.lambda"] * head_gates("smear.gate", x).squeeze(-1) * before
     if config["positions"] == "learned":
         x = x + p["wpe.weight"][documents.position]
     if config["embedding-norm"]:

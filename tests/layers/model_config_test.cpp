@@ -95,8 +95,6 @@ TEST(ModelConfig, CountsTheFlopsOfEachMatrixOnce) {
     // Each gate of a head reads both columns. A look-up of an embedding costs nothing.
     config.attention_gate = config.value_embeddings = true;
     EXPECT_DOUBLE_EQ(flops_per_token(config, 3), 6 * 58 + 12 * 2 * 2);
-    config.smear = true;  // one gate more
-    EXPECT_DOUBLE_EQ(flops_per_token(config, 3), 6 * 60 + 12 * 2 * 2);
 }
 
 }  // namespace

@@ -64,35 +64,6 @@ TEST(ModelParts, AnInitialAttentionGateHalvesAttention) {
     EXPECT_NE(with.loss({}), without.loss({}));
 }
 
-/// With lambda = 0 the embeddings are unchanged; else a token's loss depends on the token before also in a
-/// model whose attention sees one key.
-TEST(ModelParts, ASmearStartsAsTheIdentityAndThenReachesTheTokenBefore) {
-    ModelConfig alone = tiny_gpt2();
-    alone.window = 1;
-    ModelFixture without(alone);
-    alone.smear = true;
-    ModelFixture with(alone);
-    copy_common_parameters(with, without);
-    const Parameter lambda = with.parameters.find("smear.lambda");
-    EXPECT_EQ(lambda.init().value, 0.0);
-    fill(with.ctx, lambda.value(), 0.0);
-    EXPECT_EQ(with.loss({}), without.loss({}));
-    fill(with.ctx, lambda.value(), 0.5);
-    const auto change = [&](ModelFixture& f) {  // the third token of the first text
-        const Tensor targets = test::generated_tokens(f.ctx, {3, 6}, 11, 2);
-        const auto losses = [&] { return to_host(f.ctx, f.model.target_losses(f.ctx, f.tokens, targets)); };
-        const auto before = losses();
-        f.tokens.data<std::int32_t>()[2] = (f.tokens.data<std::int32_t>()[2] + 1) % 11;
-        const auto after = losses();
-        std::vector<std::size_t> changed;
-        for (std::size_t i = 0; i < before.size(); ++i)
-            if (before[i] != after[i]) changed.push_back(i);
-        return changed;
-    };
-    EXPECT_THAT(change(without), ::testing::ElementsAre(2));
-    EXPECT_THAT(change(with), ::testing::ElementsAre(2, 3));
-}
-
 /// Every other layer has one, the last one included. Rows of zeros change nothing; another row changes only
 /// texts with its token.
 TEST(ModelParts, ValueEmbeddingsBelongToTokens) {

@@ -53,12 +53,8 @@ Tensor heads_in(const Context& ctx, std::int64_t rows, std::int64_t tokens, DTyp
     return from_host(ctx, values, {rows, tokens, 3, 2 * width}, dtype).slice(3, width, width);
 }
 
-class PreviousRows : public testing::TestWithParam<FirstToken> {};
-INSTANTIATE_TEST_SUITE_P(First, PreviousRows, testing::Values(FirstToken::zero, FirstToken::itself),
-                         [](const auto& info) { return info.param == FirstToken::zero ? "zero" : "itself"; });
-
 /// Forward by the table, and backward as its transposed, with documents and without.
-TEST_P(PreviousRows, AreCopiedAndTheirGradientsSummed) {
+TEST(PreviousRows, AreCopiedAndTheirGradientsSummed) {
     const Context ctx(Device::cpu(), 3);
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
         for (const bool has_documents : {false, true}) {
@@ -66,15 +62,14 @@ TEST_P(PreviousRows, AreCopiedAndTheirGradientsSummed) {
             PreviousTokens previous;
             if (has_documents) previous = PreviousTokens(ctx, with_positions(ctx, some_positions, 2));
             const Tensor x = heads_in(ctx, 2, 10, dtype, 5);
-            const auto xs = to_host(ctx, x), ys = to_host(ctx, previous_rows(ctx, x, previous, GetParam())),
-                       dxs = to_host(ctx, previous_rows_backward(ctx, x, previous, GetParam()));
+            const auto xs = to_host(ctx, x), ys = to_host(ctx, previous_rows(ctx, x, previous)),
+                       dxs = to_host(ctx, previous_rows_backward(ctx, x, previous));
             std::vector<double> expected(xs.size()), gradient(xs.size());
             constexpr std::size_t of_token = 15;
             for (std::size_t token = 0; token < 20; ++token) {
                 const auto row = static_cast<double>(token / 10 * 10);
                 const double place = has_documents ? to_host(ctx, previous.place)[token]
                                                    : static_cast<double>(token) - row - 1;
-                if (place < 0 && GetParam() == FirstToken::zero) continue;
                 const auto from = place < 0 ? token : static_cast<std::size_t>(row + place);
                 for (std::size_t i = 0; i < of_token; ++i) {
                     expected[token * of_token + i] = xs[from * of_token + i];
@@ -88,14 +83,14 @@ TEST_P(PreviousRows, AreCopiedAndTheirGradientsSummed) {
 
 /// Two texts in slots 2 and 0, token by token: what a step returns is what previous_rows() returns for the
 /// whole text. A text that goes back to an earlier token finds what it left there.
-TEST_P(PreviousRows, OfStepsAreThoseOfTheWholeText) {
+TEST(PreviousRows, OfStepsAreThoseOfTheWholeText) {
     const Context ctx(Device::cpu(), 2);
     const std::int64_t tokens = 5, width = 4;
     const Tensor x = heads_in(ctx, 2, tokens, DType::f32, width);
     const Tensor wide = empty(ctx, {3, tokens + 1, 3, 2 * width}, DType::f32);
     fill(ctx, wide, 99.0);
     const Tensor cache = wide.slice(3, 0, width);
-    const auto expected = previous_rows(ctx, x, {}, GetParam());
+    const auto expected = previous_rows(ctx, x, {});
     const Tensor slots = from_host(ctx, Ids{2, 0}, {2});
     for (const std::int32_t t : {0, 1, 2, 3, 1, 2, 3, 4, 0}) {
         SCOPED_TRACE(t);
@@ -103,8 +98,7 @@ TEST_P(PreviousRows, OfStepsAreThoseOfTheWholeText) {
             return cast(ctx, all.slice(1, t, 1).transpose(0, 1), DType::f64);
         };
         const Tensor now = cast(ctx, x.slice(1, t, 1).transpose(0, 1), DType::f32);
-        const Tensor y =
-            previous_rows_of_step(ctx, now, cache, from_host(ctx, Ids{t, t}, {2}), slots, GetParam());
+        const Tensor y = previous_rows_of_step(ctx, now, cache, from_host(ctx, Ids{t, t}, {2}), slots);
         EXPECT_EQ(to_host(ctx, y), to_host(ctx, of_token(expected)));
     }
     EXPECT_THAT(to_host(ctx, wide.slice(3, width, width)), testing::Each(99.0));
@@ -116,16 +110,16 @@ TEST(PreviousToken, RefusesOperandsThatItDoesNotSupport) {
     const Tensor x = zeros(ctx, {2, 5, 3, 4}, DType::f32), row = zeros(ctx, {1, 2, 3, 4}, DType::f32),
                  cache = zeros(ctx, {2, 6, 3, 4}, DType::f32);
     EXPECT_THAT(message_of([&] {
-                    previous_rows(ctx, zeros(ctx, {2, 5, 4}, DType::f32), {}, {});
+                    previous_rows(ctx, zeros(ctx, {2, 5, 4}, DType::f32), {});
                 }),
                 HasSubstr("expected [B, T, H, D]"));
     const PreviousTokens other(ctx, with_positions(ctx, {0, 1, 2, 3}, 1));
-    EXPECT_THAT(message_of([&] { previous_rows_backward(ctx, x, other, {}); }),
+    EXPECT_THAT(message_of([&] { previous_rows_backward(ctx, x, other); }),
                 HasSubstr("expected contiguous int32 [B, T]"));
     const auto step = [&](const Tensor& in, const Ids& positions, const Ids& slots) {
         return message_of([&] {
             previous_rows_of_step(ctx, row, in, from_host(ctx, positions, {std::ssize(positions)}),
-                                  from_host(ctx, slots, {std::ssize(slots)}), {});
+                                  from_host(ctx, slots, {std::ssize(slots)}));
         });
     };
     EXPECT_EQ(step(cache, {4, 0}, {1, 0}), "no error");
@@ -142,33 +136,30 @@ TEST_F(OnCuda, PreviousTokensAndTheirRowsEqualTheCpus) {
     const Context cpu(Device::cpu(), 2), gpu = this->gpu();
     const auto on_gpu = [&](const Tensor& x) { return to_device(gpu, x); };
     for (const DType dtype : {DType::f64, DType::f32, DType::bf16})
-        for (const std::int64_t width : {5, 16, 64})
-            for (const FirstToken first : {FirstToken::zero, FirstToken::itself}) {
-                SCOPED_TRACE(concat(dtype, " width ", width));
-                const Documents documents = with_positions(cpu, some_positions, 2);
-                const PreviousTokens right(cpu, documents),
-                    found(gpu, {.positions = on_gpu(documents.positions)});
-                EXPECT_EQ(to_host(gpu, found.place), to_host(cpu, right.place));
-                EXPECT_EQ(to_host(gpu, found.sibling), to_host(cpu, right.sibling));
-                const Tensor wide = heads_in(cpu, 2, 10, dtype, 2 * width), copy = on_gpu(wide);
-                const Tensor x = wide.slice(3, 0, width), y = copy.slice(3, 0, width);
-                EXPECT_EQ(to_host(gpu, previous_rows(gpu, y, found, first)),
-                          to_host(cpu, previous_rows(cpu, x, right, first)));
-                EXPECT_EQ(to_host(gpu, previous_rows_backward(gpu, y, found, first)),
-                          to_host(cpu, previous_rows_backward(cpu, x, right, first)));
-                EXPECT_EQ(to_host(gpu, previous_rows(gpu, y, {}, first)),
-                          to_host(cpu, previous_rows(cpu, x, {}, first)));
-                const Tensor cache = heads_in(cpu, 12, 4, dtype, width), gpu_cache = on_gpu(cache);
-                Ids slots(10), positions(10);
-                std::iota(slots.rbegin(), slots.rend(), 1);
-                for (std::size_t i = 0; i < positions.size(); ++i)
-                    positions[i] = static_cast<std::int32_t>(i % 3);
-                const Tensor p = from_host(cpu, positions, {10}), s = from_host(cpu, slots, {10});
-                EXPECT_EQ(to_host(gpu, previous_rows_of_step(gpu, y.slice(0, 0, 1), gpu_cache, on_gpu(p),
-                                                             on_gpu(s), first)),
-                          to_host(cpu, previous_rows_of_step(cpu, x.slice(0, 0, 1), cache, p, s, first)));
-                EXPECT_EQ(to_host(gpu, gpu_cache), to_host(cpu, cache));
-            }
+        for (const std::int64_t width : {5, 16, 64}) {
+            SCOPED_TRACE(concat(dtype, " width ", width));
+            const Documents documents = with_positions(cpu, some_positions, 2);
+            const PreviousTokens right(cpu, documents),
+                found(gpu, {.positions = on_gpu(documents.positions)});
+            EXPECT_EQ(to_host(gpu, found.place), to_host(cpu, right.place));
+            EXPECT_EQ(to_host(gpu, found.sibling), to_host(cpu, right.sibling));
+            const Tensor wide = heads_in(cpu, 2, 10, dtype, 2 * width), copy = on_gpu(wide);
+            const Tensor x = wide.slice(3, 0, width), y = copy.slice(3, 0, width);
+            EXPECT_EQ(to_host(gpu, previous_rows(gpu, y, found)), to_host(cpu, previous_rows(cpu, x, right)));
+            EXPECT_EQ(to_host(gpu, previous_rows_backward(gpu, y, found)),
+                      to_host(cpu, previous_rows_backward(cpu, x, right)));
+            EXPECT_EQ(to_host(gpu, previous_rows(gpu, y, {})), to_host(cpu, previous_rows(cpu, x, {})));
+            const Tensor cache = heads_in(cpu, 12, 4, dtype, width), gpu_cache = on_gpu(cache);
+            Ids slots(10), positions(10);
+            std::iota(slots.rbegin(), slots.rend(), 1);
+            for (std::size_t i = 0; i < positions.size(); ++i)
+                positions[i] = static_cast<std::int32_t>(i % 3);
+            const Tensor p = from_host(cpu, positions, {10}), s = from_host(cpu, slots, {10});
+            EXPECT_EQ(
+                to_host(gpu, previous_rows_of_step(gpu, y.slice(0, 0, 1), gpu_cache, on_gpu(p), on_gpu(s))),
+                to_host(cpu, previous_rows_of_step(cpu, x.slice(0, 0, 1), cache, p, s)));
+            EXPECT_EQ(to_host(gpu, gpu_cache), to_host(cpu, cache));
+        }
 }
 
 }  // namespace

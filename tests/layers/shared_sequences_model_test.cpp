@@ -26,7 +26,7 @@ std::vector<std::pair<std::string, SmallModel>> shared_models() {
     std::vector<std::pair<std::string, SmallModel>> models{{"gpt2", sizes}};
     for (const test::FamilyModel& family : test::family_models(sizes)) {
         ModelConfig config = family.config;
-        if (config.smear || config.key_offset) continue;  // refused, see below
+        if (config.key_offset) continue;  // refused, see below
         config.window = config.window_pattern = 0;
         config.window_rope_base = 0;
         models.emplace_back(family.name, config);
@@ -258,7 +258,9 @@ TEST(SharedSequencesModel, RefusesWindowsDropoutAndPredecessors) {
     config.window = 3;
     EXPECT_THAT(message(config, {}), ::testing::StartsWith("ring_forward: window is set"));
     config.window = 0;
-    config.smear = true;
+    config.positions = Positions::rope;
+    config.rotary_width = 2;
+    config.key_offset = true;
     EXPECT_THAT(message(config, {}), ::testing::StartsWith("previous_token: several processes share"));
 }
 

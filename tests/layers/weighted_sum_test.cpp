@@ -92,36 +92,6 @@ TEST(WeightedSum, EqualsItsDefinitionForEveryNumberOfTerms) {
     }
 }
 
-/// A term without a name has the factor 1 and no parameter. All numbers are exact.
-void expect_a_factor_of_one(const Context& ctx, std::int64_t elements) {
-    ParameterStore store;
-    const std::array<WeightedSum::Term, 2> terms{{{nullptr}, {"x0", 2.0}}};
-    const WeightedSum sum(store, "mix", terms);
-    ASSERT_EQ(store.parameters().size(), 1u);
-    EXPECT_EQ(store.parameters()[0].name(), "mix.x0");
-    store.allocate(ctx, DType::f32);
-    store.initialize(ctx, Seed{1});
-    WeightedSum::Saved saved;
-    const Tensor x = zeros(ctx, {elements}, DType::f32), other = zeros(ctx, {elements}, DType::f32),
-                 dy = zeros(ctx, {elements}, DType::f32);
-    fill(ctx, x, 3.0);
-    fill(ctx, other, 5.0);
-    fill(ctx, dy, 7.0);
-    EXPECT_THAT(to_host(ctx, sum.forward(ctx, {x, other}, saved)), testing::Each(13.0));
-    std::array<Tensor, 1> others{};
-    EXPECT_THAT(to_host(ctx, sum.backward(ctx, dy, saved, others)), testing::Each(7.0));
-    EXPECT_THAT(to_host(ctx, others[0]), testing::Each(14.0));
-    EXPECT_EQ(item(ctx, store.parameters()[0].grad()), static_cast<double>(elements) * 7 * 5);
-    EXPECT_THAT(message_of([&] {
-                    sum.forward(ctx, {x, zeros(ctx, {elements}, DType::f64)}, saved);
-                }),
-                testing::HasSubstr("term 1"));
-}
-
-TEST(WeightedSum, AFactorOfOneIsNotLearned) {
-    for (const std::int64_t elements : {3, 64}) expect_a_factor_of_one(Context(Device::cpu(), 1), elements);
-}
-
 TEST(WeightedSum, AddsToTheGradientsThatExist) {
     const Context ctx(Device::cpu(), 1);
     ParameterStore store;
@@ -178,10 +148,6 @@ TEST(WeightedSum, RefusesOperandsThatItDoesNotSupport) {
 }
 
 using OnCuda = test::OnCuda;
-
-TEST_F(OnCuda, AFactorOfOneIsNotLearnedOnAGpu) {
-    for (const std::int64_t elements : {3, 64}) expect_a_factor_of_one(gpu(), elements);
-}
 
 TEST_F(OnCuda, WeightedSumMatchesTheCpu) {
     for (const std::int64_t width : {37, 64})

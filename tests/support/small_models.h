@@ -142,11 +142,6 @@ inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
         c.window = 3;
         c.window_pattern = 2;
     });
-    add("smear", [](ModelConfig& c) {
-        c.positions = Positions::learned;
-        c.head_width = 8;
-        c.smear = c.scaled_embedding = c.embedding_norm = true;
-    });
     add("records", [](ModelConfig& c) {
         c.activation = Activation::gelu_tanh;  // relu2's second derivative jumps
         c.bias = c.embedding_norm = c.qk_norm = true;

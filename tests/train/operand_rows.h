@@ -41,7 +41,6 @@ struct Operators {
     const WeightedSum weighted_sum{store, "s", std::vector<WeightedSum::Term>{{"a", 1.0}, {"b", 1.0}}};
     const HeadGate gate{store, "g", 8, 2, 1.0};
     const ValueEmbedding value{store, "v", 8, 8, 2, 4, 0.02};
-    const Smear smear{store, "smear", 8};
     const Transformer model{config, store};
     const TransformerBlock& block = model.blocks.front();
     const Dropout dropout{0.5};

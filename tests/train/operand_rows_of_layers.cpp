@@ -292,26 +292,17 @@ void Operators::add_learned_factors(std::vector<OperandRow>& all) const {
         return previous;
     };
     add("layers/documents.h: previous_rows", "previous_token: ", {heads(), tokens, tokens},
-        [&, table](const Operands& t) { previous_rows(ctx, t[0], table(t), FirstToken::zero); });
+        [&, table](const Operands& t) { previous_rows(ctx, t[0], table(t)); });
     add("layers/documents.h: previous_rows_backward", "previous_token: ", {heads(), tokens, tokens},
-        [&, table](const Operands& t) { previous_rows_backward(ctx, t[0], table(t), FirstToken::zero); });
+        [&, table](const Operands& t) { previous_rows_backward(ctx, t[0], table(t)); });
     add("layers/documents.h: previous_rows_of_step",
         "previous_token: ", {numbers({1, 1, 2, 4}), numbers({2, 3, 2, 4}), ids({1}), ids({1})},
-        [&](const Operands& t) { previous_rows_of_step(ctx, t[0], t[1], t[2], t[3], FirstToken::zero); });
+        [&](const Operands& t) { previous_rows_of_step(ctx, t[0], t[1], t[2], t[3]); });
     all.push_back({"layers/documents.h: PreviousTokens",
                    "previous_token: ",
                    {tokens},
                    [&](const Operands& t) { PreviousTokens(ctx, {.positions = t[0]}); },
                    {0}});  // without documents
-    Smear::Saved smeared;
-    const Tensor before = numbers({1, 3, 1, 8});
-    smear.forward(ctx, x, before, smeared);
-    add("layers/learned_factors.h: forward of a smear", "smear: ", {x, before}, [&](const Operands& t) {
-        Smear::Saved saved;
-        smear.forward(ctx, t[0], t[1], saved);
-    });
-    add("layers/learned_factors.h: backward of a smear", "", {numbers({1, 3, 8})},
-        [&, smeared](const Operands& t) { smear.backward(ctx, t[0], smeared); });
     add("layers/transformer/transformer_block.h: add_output", "stream_history: ", {x},
         [&](const Operands& t) {
             StreamHistory history;

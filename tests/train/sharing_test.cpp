@@ -229,7 +229,7 @@ void test_head_gate_backward(const Context& ctx) {
 /// The cache is written, the rows of all texts are read.
 void test_previous_rows_of_step(const Context& ctx) {
     const Tensor cache = numbers(ctx, {1, 3, 1, 4}), ids = zeros(ctx, {1}, DType::i32);
-    expect_refused([&] { previous_rows_of_step(ctx, cache.slice(1, 0, 1), cache, ids, ids, {}); });
+    expect_refused([&] { previous_rows_of_step(ctx, cache.slice(1, 0, 1), cache, ids, ids); });
 }
 
 template <class Norm>

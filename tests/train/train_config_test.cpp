@@ -298,11 +298,6 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
          "context-parallel: 2 with attention-dropout, whose masks count rows and not positions; expected 1"},
         {[](TrainConfig& c) {
              c.context_parallel = 2;
-             c.model.smear = true;
-         },
-         "context-parallel: 2 with smear, which reads the token before, of another chunk; expected 1"},
-        {[](TrainConfig& c) {
-             c.context_parallel = 2;
              c.model.positions = Positions::rope;
              c.model.rotary_width = 8;
              c.model.key_offset = true;

@@ -103,7 +103,6 @@ TEST(UndefinedOperands, BackwardRefusesTheSavedValuesOfNoForwardPass) {
              const Tensor heads = o.numbers({1, 3, 2, 4});
              o.gate.backward_heads(o.ctx, heads, heads, heads, {});
          }},
-        {"smear: ", [&] { o.smear.backward(o.ctx, wide, {}); }},
         {"layer_norm: ", [&] { o.layer_norm.backward(o.ctx, dy, {}); }},
         {"rms_norm: ", [&] { o.rms_norm.backward(o.ctx, dy, {}); }},
         {"linear ",

@@ -42,14 +42,14 @@ void write_stories(const Flags& flags) {
 }
 
 void print_score(const std::string& path) {
-    // The byte tokenizer reads any file. Files that are not stories have no source_nll.
+    // The byte tokenizer reads any file. Files that are not stories have no source loss.
     const Dataset dataset =
         load_dataset({.data = path, .tokenizer = TokenizerKind::bytes, .stories = parse_corpus});
-    check(dataset.source_nll.has_value(), path, ": expected a text that `gradtile corpus` wrote");
+    check(dataset.source_loss.has_value(), path, ": expected a text that `gradtile corpus` wrote");
     std::printf(
         "loss of the grammar itself: %.4f nats per character on the validation stories\n"
         "(the grammar knows a story from its first word; a model knows its context only)\n",
-        *dataset.source_nll);
+        dataset.source_loss->nats_per_character);
 }
 
 int corpus(const Flags& flags) {

@@ -304,12 +304,11 @@ ModelConfig gates_style() {
     config.attention_gate = config.value_embeddings = true;
     return config;
 }
-/// A model whose embeddings and keys have parts of the token before.
+/// A model whose keys have columns of the token before.
 ModelConfig previous_token_style() {
     ModelConfig config = small_llama();
     config.key_offset = true;
     config.rope_scaling.kind = RopeKind::half_truncated;
-    config.smear = config.embedding_norm = true;
     return config;
 }
 ModelConfig neox_style() {

@@ -109,12 +109,13 @@ void print_setup(const Trainer& trainer, int ranks) {
               << name_of(c.dtype) << " on " << trainer.model().ctx.device() << '\n';
 }
 
-/// Prints the loss of the grammar that generated the validation stories, for comparison with the model.
-void print_source(double val_loss, double source_nll) {
+/// Compares the model with the grammar that generated the validation stories. Per character, because losses
+/// per token depend on the tokenizer.
+void print_source(double val_loss, const SourceLoss& source) {
     std::printf(
-        "loss of the grammar itself: %.4f; the model is %.4f above it (nats per character)\n"
-        "  part of that gap is the short context: the grammar knows a story from its first word\n",
-        source_nll, val_loss - source_nll);
+        "nats per character: the model %.4f, the grammar itself %.4f\n"
+        "  part of the difference is the short context: the grammar knows a story from its first word\n",
+        val_loss / source.characters_per_token, source.nats_per_character);
 }
 
 /// `signal` is 0 when another process received the signal.
@@ -218,7 +219,7 @@ int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group
     if (!group.is_root()) return 0;
 
     if (summary.reason == RunSummary::Reason::requested) print_stop(summary, signals.signal());
-    if (summary.val_loss && trainer.source_nll()) print_source(*summary.val_loss, *trainer.source_nll());
+    if (summary.val_loss && trainer.source_loss()) print_source(*summary.val_loss, *trainer.source_loss());
     print_results(summary, trainer.config());
     return summary.saved || trainer.config().out.empty() ? 0 : 1;
 }

@@ -84,8 +84,6 @@ std::span<const RefusedCombination> refused_combinations() {
         {"context-parallel",
          [](const TrainConfig& c) { return is_shared(c) && c.training.attention_dropout > 0.0; },
          "with attention-dropout, whose masks count rows and not positions; expected 1"},
-        {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.smear; },
-         "with smear, which reads the token before, of another chunk; expected 1"},
         {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.key_offset; },
          "with key-offset, which reads the token before, of another chunk; expected 1"},
     };

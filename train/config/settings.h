@@ -121,9 +121,6 @@ void visit_architecture_settings(Config& c, Visit& visit) {
                   "keys have the unrotated columns of the token before, in layers that see the whole context",
                   architecture, any_value, model_users},
           c.model.key_offset);
-    visit(Setting{"smear", "a token's embedding has a gated part of the embedding of the token before",
-                  architecture, any_value, model_users},
-          c.model.smear);
     visit(Setting{"qk-norm", "RMSNorm on q and k", architecture, any_value, model_users}, c.model.qk_norm);
     visit(Setting{"qk-norm-kind", "qk-norm: of every head, or of all heads of a token together", architecture,
                   any_value, model_users},

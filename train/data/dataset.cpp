@@ -131,7 +131,7 @@ Source open_plain_text(const std::string& path, const SourceOptions& options) {
     source.tokenizer = options.tokenizer ? *options.tokenizer : new_tokenizer(kind, part, path);
     source.vocabulary = source.tokenizer->vocab_size();
     source.separator = separator_of(*source.tokenizer).value_or(-1);
-    if (kind != TokenizerKind::bpe && options.stories) source.stories = options.stories(part);
+    if (options.stories) source.stories = options.stories(part);
     if (kind == TokenizerKind::bytes) {
         source.tokens = TokenSequence::from_bytes(std::move(text), path);
     } else {
@@ -237,6 +237,32 @@ void split_documents(Dataset& dataset, const Source& source, double val_fraction
     dataset.validation = source.tokens.slice(border, begins.back());
 }
 
+SourceLoss source_loss_of(std::span<const Story> stories, std::int64_t tokens) {
+    return {.nats_per_character = source_nll_per_character(stories),
+            .characters_per_token = static_cast<double>(stories.back().end - stories.front().begin) /
+                                    static_cast<double>(tokens)};
+}
+
+/// Returns the number of tokens in the text's first `bytes` bytes, or nullopt if no token ends there.
+std::optional<std::int64_t> tokens_in(const TokenSequence& tokens, const Tokenizer& tokenizer,
+                                      std::size_t bytes) {
+    std::vector<std::size_t> lengths(static_cast<std::size_t>(tokenizer.vocab_size()));
+    for (std::int32_t id = 0; id < tokenizer.vocab_size(); ++id)
+        if (tokenizer.has_text(id))
+            lengths[static_cast<std::size_t>(id)] = tokenizer.decode({&id, 1}, TextPlace::middle).size();
+    std::vector<std::int32_t> ids(1 << 16);
+    std::size_t end = 0;
+    for (std::int64_t begin = 0; begin < tokens.size(); begin += std::ssize(ids)) {
+        ids.resize(static_cast<std::size_t>(std::min(std::ssize(ids), tokens.size() - begin)));
+        tokens.read(begin, ids);
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            if (end == bytes) return begin + static_cast<std::int64_t>(i);
+            end += lengths[static_cast<std::size_t>(ids[i])];
+        }
+    }
+    return std::nullopt;
+}
+
 /// Splits the sequence at the border between training and validation.
 void split(Dataset& dataset, Source& source, double val_fraction) {
     const TokenSequence& all = source.tokens;
@@ -248,9 +274,11 @@ void split(Dataset& dataset, Source& source, double val_fraction) {
     auto& stories = source.stories;
     if (const auto story_border = stories ? nearest_story_border(*stories, kept) : std::nullopt;
         story_border && val_fraction > 0.0) {
-        border = static_cast<std::int64_t>(*story_border);  // stories are ASCII, so each token is one byte
-        std::erase_if(*stories, [&](const Story& story) { return story.begin < *story_border; });
-        dataset.source_nll = source_nll_per_character(*stories);
+        if (const auto tokens = tokens_in(all, *source.tokenizer, *story_border)) {
+            border = *tokens;
+            std::erase_if(*stories, [&](const Story& story) { return story.begin < *story_border; });
+            dataset.source_loss = source_loss_of(*stories, all.size() - border);
+        }
     }
     dataset.train = all.slice(0, border);
     dataset.validation = all.slice(border, all.size());
@@ -394,10 +422,11 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
     how.expected_content = member_or_null(options.expected_content, "val-data");
     if (!source.vocabulary_of_ids) how.token_file.vocabulary = dataset.vocabulary;
     Source validation = open_source(options.val_data, how);
+    if (validation.stories)
+        dataset.source_loss = source_loss_of(*validation.stories, validation.tokens.size());
     dataset.train = std::move(source.tokens);
     dataset.validation = std::move(validation.tokens);
     dataset.vocabulary = std::max(dataset.vocabulary, validation.vocabulary);
-    if (validation.stories) dataset.source_nll = source_nll_per_character(*validation.stories);
     dataset.content.set("val-data", contents_to_json(validation.contents));
     dataset.description.push_back(concat(options.val_data, ": ", validation.description));
     return dataset;

@@ -35,6 +35,12 @@ using StoryParser = std::function<std::optional<std::vector<Story>>(std::string_
 /// that knows the grammar and the whole story so far. No model can do better on average.
 double source_nll_per_character(std::span<const Story> stories);
 
+/// What stories cost a predictor that knows their grammar, to compare with a model's loss per token.
+struct SourceLoss {
+    double nats_per_character = 0.0;  ///< source_nll_per_character()
+    double characters_per_token = 1.0;
+};
+
 /// Returns where to split a text into training and validation: the border between two stories that is nearest
 /// to `fraction` of the text. Returns nothing for fewer than two stories.
 std::optional<std::size_t> nearest_story_border(std::span<const Story> stories, double fraction);
@@ -63,7 +69,7 @@ struct DatasetOptions {
     std::int64_t stream_buffer = 0;
     Seed stream_seed{};
     int stream_threads = 1;  ///< that encode
-    /// Recognises texts that are divided between two stories, if the tokenizer makes one token per character.
+    /// Recognises texts that are divided between two stories. Not used with a token cache.
     StoryParser stories{};
 };
 
@@ -76,9 +82,8 @@ struct Dataset {
     std::int32_t separator = -1;  ///< the id that begins documents; -1: not known, or there is none
     /// The conversations' template, never automatic; none for other data.
     std::optional<ChatTemplate> chat_template{};
-    /// If the validation text consists of stories: the lowest possible loss on this text, in nats per
-    /// character.
-    std::optional<double> source_nll{};
+    /// If the validation text consists of stories: the lowest possible loss on this text.
+    std::optional<SourceLoss> source_loss{};
     /// Identifies the data: {"data": [CONTENT, ...]}, and "val-data" likewise if validation has its own file;
     /// one CONTENT per shard, as DataContent::to_json() writes it. The value contains no paths. Of a stream
     /// {"data": StreamFiles::names_and_sizes()}, because its files are not read yet; a checkpoint holds what
@@ -93,10 +98,10 @@ DocumentKind document_kind_of(const Dataset& dataset);
 
 /// Reads the files, makes the tokenizer from the training file's text, and splits the data: training gets the
 /// first int((1 - val_fraction) * N) of N tokens, as in nanoGPT, or of N documents. A story text (see
-/// DatasetOptions::stories) is split at the nearest border between two stories. A byte order mark at a text's
-/// start is dropped, unless the tokenizer is `bytes`. A plain text is read into memory, and so are the ids of
-/// documents without a token cache; token files stay on disk. If the vocabulary comes from the ids in a token
-/// file without a header, val_data's ids count, too.
+/// DatasetOptions::stories) is split at the nearest border between two stories, if a token ends there. A byte
+/// order mark at a text's start is dropped, unless the tokenizer is `bytes`. A plain text is read into
+/// memory, and so are the ids of documents without a token cache; token files stay on disk. If the vocabulary
+/// comes from the ids in a token file without a header, val_data's ids count, too.
 ///
 /// Throws Error naming the file when it is missing, empty, a directory, unreadable, not UTF-8 (character
 /// tokenizer), too large for memory (text) or not a sound token file. Throws Error when the validation data

@@ -14,6 +14,9 @@
 namespace gradtile {
 namespace {
 
+/// Bytes of a file in which a zero byte means that it is no text; git looks at as many.
+constexpr std::size_t binary_prefix = 8000;
+
 /// The members of a message that are read; a Parquet file may have more.
 const std::vector<std::string> message_members{"role",  "content",    "from",  "value",
                                                "train", "tool_calls", "weight"};
@@ -319,6 +322,10 @@ void DocumentReader::open_next_file() {
         return open_rows(std::make_unique<JsonLines>(std::move(text)));
     check(!uncompressed_name(path).ends_with(".json") || !begin.starts_with('['), path,
           ": is one JSON array; expected JSON Lines: one object per line");
+    // A single file may be trained on byte by byte, whatever it holds.
+    check(files_.size() == 1 || text.peek(binary_prefix).find('\0') == std::string_view::npos, path,
+          ": is binary (it has a zero byte near its start); expected UTF-8 text (a pattern, such as "
+          "'DIR/*.txt', selects files)");
     set_format(Format::text);
     text_ = std::move(text);
 }

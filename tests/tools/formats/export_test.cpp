@@ -156,8 +156,6 @@ TEST(Export, SettingsThatATargetCannotHoldAreNamed) {
                                  c.rotary_width = 4;
                              })),
                 HasSubstr("key-offset true cannot be stored in a model of type"));
-    EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.smear = true; })),
-                HasSubstr("smear true cannot be stored in a model of type"));
     EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.value_embeddings = true; }), ExportFormat::gguf),
                 HasSubstr("value-embeddings true cannot be stored in a model of type"));
     EXPECT_THAT(refusal(with(small_llama(),

@@ -266,7 +266,10 @@ TEST(Import, ConfigsOfOtherModelsAreRefusedByMember) {
         {"llama_bfloat16", "rope_scaling", {{"rope_type", "mrope"}, {"factor", 2.0}}, "rope_type: 'mrope'"},
         {"llama_bfloat16", "rope_scaling", {{"type", "yarn"}}, "has no factor"},
         {"llama_bfloat16", "rope_parameters", {{"rope_type", "llama3"}}, "has no factor"},
-        {"llama_bfloat16", "rope_parameters", 3, "rope_parameters: expected an object"},
+        {"llama_bfloat16", "rope_parameters", 3, "rope_parameters: 3; expected an object"},
+        {"llama_bfloat16", "rope_scaling", "x", "rope_scaling: \"x\"; expected an object"},
+        {"llama_bfloat16", "num_attention_heads", nullptr, "num_attention_heads: null; expected an integer"},
+        {"gpt2", "n_embd", nullptr, "n_embd: null; expected an integer"},
         {"llama_bfloat16", "rope_theta", -1, "rope-base"},
         {"gemma3_text", "rope_parameters", {{"rope_theta", 500.0}}, "full_attention and sliding_attention"},
         {"llama_bfloat16", "partial_rotary_factor", 0.5, "partial_rotary_factor"}};

@@ -172,12 +172,11 @@ TEST(Generation, CachesGrowWithTheirTexts) {
 /// Also when the cache is full, whose last token leaves its row for a token that needs the longer cache.
 TEST(Generation, CachesGrowWithWhatTheNextTokenReads) {
     ModelConfig config = as_llama({.layers = 2, .heads = 4, .width = 32, .context = 1000, .vocabulary = 40});
-    config.smear = config.key_offset = true;
+    config.key_offset = true;
     config.rotary_width = 4;
     LanguageModel model(Context(Device::cpu(), 2), config, DType::f64, std::nullopt);
     model.parameters.initialize(model.ctx, Seed{5});
     axpy(model.ctx, model.parameters.values(), 7.0, model.parameters.values());  // so that keys matter
-    fill(model.ctx, model.parameters.find("smear.lambda").value(), 0.75);
     expect_caches_grow_with(model);
 }
 

@@ -157,7 +157,6 @@ const std::vector<GenerationCase> field_changes{
          c.rotary_width = 4;
          c.key_offset = true;
      }},
-    {"smear", [](ModelConfig& c) { c.smear = true; }},
     {"tied_head", [](ModelConfig& c) { c.tied_head = false; }},
     {"qk_norm", [](ModelConfig& c) { c.qk_norm = true; }},
     {"qk_norm_kind",
@@ -185,7 +184,7 @@ std::vector<std::string> config_fields() {
                                   block, norm, norm_offset, activation, positions, rope_base, rotary_width,
                                   rope_scaling, window_rope_base, rope_pattern, norm_epsilon, bias, qkv_bias,
                                   tied_head, scaled_embedding, embedding_norm, x0_lambdas, unet_skips,
-                                  attention_gate, value_embeddings, key_offset, smear, qk_norm, qk_norm_kind,
+                                  attention_gate, value_embeddings, key_offset, qk_norm, qk_norm_kind,
                                   query_scalar, window, window_pattern, prefix, softcap, sinks,
                                   logit_softcap] = ModelConfig{};
     return {"layers",
@@ -217,7 +216,6 @@ std::vector<std::string> config_fields() {
             "attention_gate",
             "value_embeddings",
             "key_offset",
-            "smear",
             "qk_norm",
             "qk_norm_kind",
             "query_scalar",

@@ -377,7 +377,7 @@ TEST_F(Commands, TrainPrintsResultsAndPaths) {
     const Outcome outcome = run(tiny());
     expect_success(outcome);
     for (const char* part : {"memory for", "step 8/8", "loss", "tokens/s", "ETA 0:00",
-                             "\nval_loss: ", "loss of the grammar itself", "above it"})
+                             "\nval_loss: ", "nats per character: the model ", ", the grammar itself "})
         EXPECT_THAT(outcome.out, HasSubstr(part));
     for (const char* file : {"checkpoints/step_00000008.h5", "metrics.jsonl", "loss.svg"}) {
         EXPECT_THAT(outcome.out, HasSubstr((out_ / file).string()));

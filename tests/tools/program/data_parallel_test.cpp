@@ -157,8 +157,8 @@ TEST_F(DataParallelTraining, ShardedHasTheLossCurveOfOneProcess) {
 /// the norm in another order; with one micro-step no order of gradients' sums differs.
 TEST_F(DataParallelTraining, ShardedGradientsAreBitIdenticalToWholeOnes) {
     const Arguments tied = {"--tied-head"}, untied = {"--no-tied-head", "--vocabulary", "71"};
-    const Arguments records = {"--x0-lambdas",     "--unet-skips", "--value-embeddings",
-                               "--attention-gate", "--smear",      "--embedding-norm"};
+    const Arguments records = {"--x0-lambdas", "--unet-skips", "--value-embeddings", "--attention-gate",
+                               "--embedding-norm"};
     const Arguments narrow = {"--dtype", "bf16", "--masters", "split", "--moment-dtype", "int8"};
     const Arguments averaged = {"--recompute", "block", "--average-decay", "0.8", "--dropout", "0.1"};
     const Arguments packed = {"--packed", "--document-token", "10", "--tokenizer", "bytes"};

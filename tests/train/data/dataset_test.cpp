@@ -2,6 +2,7 @@
 #include <gradtile/train/data/dataset.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include <gradtile/tools/corpus/corpus.h>
+#include <gradtile/tools/tokenizer/byte_pair_trainer.h>
 #include <gradtile/train/data/token_file.h>
 
 #include <support/error_message.h>
@@ -34,7 +36,7 @@ TEST(Dataset, KeepsTheFirstNinetyPercentOfTheCharactersForTraining) {
     EXPECT_EQ(text_of(dataset, dataset.train), "äbcdefghijklmnopq");  // int(0.9 * 19)
     EXPECT_EQ(text_of(dataset, dataset.validation), "rs");
     EXPECT_EQ(dataset.vocabulary, 19);
-    EXPECT_FALSE(dataset.source_nll.has_value());
+    EXPECT_FALSE(dataset.source_loss.has_value());
 }
 
 TEST(Dataset, DropsTheByteOrderMarkAndKeepsLineEnds) {
@@ -114,12 +116,55 @@ TEST(Dataset, StoriesAreSplitBetweenStoriesAndHaveASourceLoss) {
         EXPECT_EQ(train + rest, corpus.text);
         EXPECT_TRUE(train.ends_with("\n\n"));
         EXPECT_NEAR(static_cast<double>(train.size()), 0.9 * static_cast<double>(corpus.text.size()), 1000);
-        EXPECT_NEAR(*dataset.source_nll, source_nll_per_character(*parse_corpus(rest)), 1e-12);
+        EXPECT_NEAR(dataset.source_loss->nats_per_character, source_nll_per_character(*parse_corpus(rest)),
+                    1e-12);
+        EXPECT_EQ(dataset.source_loss->characters_per_token, 1.0);
     }
     const std::string val = place.write("val.txt", generate_corpus(1000, Seed{3}).text);
     const Dataset separate = load_dataset({.data = path, .val_data = val, .stories = parse_corpus});
     EXPECT_EQ(separate.train.size(), std::ssize(corpus.text));
-    EXPECT_GT(*separate.source_nll, 0.0);
+    EXPECT_GT(separate.source_loss->nats_per_character, 0.0);
+}
+
+/// The grammar's probability of a text does not depend on the tokens, but the number of tokens does.
+TEST(Dataset, StoriesInLongTokensAreSplitBetweenStories) {
+    const TemporaryDirectory place;
+    const Corpus corpus = generate_corpus(30000, Seed{2});
+    const std::string path = place.write("stories.txt", corpus.text);
+    BytePairTrainer trainer({.vocabulary = 400, .threads = 1});
+    trainer.add(corpus.text);
+    const Tokenizer tokenizer = Tokenizer::byte_pairs(trainer.train(), "trained");
+    const Dataset by_characters = load_dataset({.data = path, .stories = parse_corpus}),
+                  dataset = load_dataset({.data = path, .stories = parse_corpus}, tokenizer);
+    EXPECT_EQ(text_of(dataset, dataset.train), text_of(by_characters, by_characters.train));
+    const std::string rest = text_of(dataset, dataset.validation);
+    EXPECT_EQ(rest, text_of(by_characters, by_characters.validation));
+    EXPECT_EQ(dataset.source_loss->nats_per_character, by_characters.source_loss->nats_per_character);
+    EXPECT_EQ(dataset.source_loss->characters_per_token,
+              static_cast<double>(rest.size()) / static_cast<double>(dataset.validation.size()));
+    EXPECT_GT(dataset.source_loss->characters_per_token, 1.5);
+    const std::string val = place.write("val.txt", generate_corpus(1000, Seed{3}).text);
+    const Dataset separate =
+        load_dataset({.data = path, .val_data = val, .stories = parse_corpus}, tokenizer);
+    EXPECT_EQ(separate.source_loss->characters_per_token,
+              static_cast<double>(std::filesystem::file_size(val)) /
+                  static_cast<double>(separate.validation.size()));
+}
+
+/// Here one token is the end of a story with the beginning of the next one, so no token ends at the border.
+TEST(Dataset, StoriesWhoseBorderIsInsideATokenAreSplitLikeOtherText) {
+    const TemporaryDirectory place;
+    const std::string path = place.write("t.txt", "aaaaaaaaaaaaa");
+    BytePairTrainer trainer({.vocabulary = 258, .threads = 1});
+    trainer.add("aaaa");
+    const Tokenizer pairs = Tokenizer::byte_pairs(trainer.train(), "trained");
+    const StoryParser stories = [](std::string_view text) {
+        return std::vector<Story>{{.begin = 0, .end = 11, .nll = 1},
+                                  {.begin = 11, .end = text.size(), .nll = 1}};
+    };
+    const Dataset dataset = load_dataset({.data = path, .val_fraction = 0.3, .stories = stories}, pairs);
+    EXPECT_FALSE(dataset.source_loss.has_value());
+    EXPECT_EQ(dataset.train.size(), 4);  // int(0.7 * 7)
 }
 
 TEST(Dataset, InvalidFilesAreRefusedByName) {

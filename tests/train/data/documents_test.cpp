@@ -51,6 +51,33 @@ TEST(Documents, FilesAreHashedWithoutASecondRead) {
     }
 }
 
+TEST(Documents, ABinaryFileAmongTextsIsRefused) {
+    const TemporaryDirectory place;
+    const std::string text = place.write("a.txt", "a text"),
+                      image = place.write("b.png", std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR", 16));
+    EXPECT_EQ(texts_in({text}), std::vector<std::string>{"a text"});
+    EXPECT_THAT(
+        message_of([&] { texts_in(data_files(place.path().string())); }),
+        testing::StartsWith(image + ": is binary (it has a zero byte near its start); expected UTF-8"));
+    EXPECT_EQ(texts_in({image}).front().size(), 16u);
+}
+
+TEST(Documents, AFileThatShrinksWhileItIsReadIsNamed) {
+    const TemporaryDirectory place;
+    std::string rows;
+    while (rows.size() < 200'000) rows += "{\"text\": \"a row\"}\n";
+    const std::string path = place.write("f.jsonl", rows);
+    DocumentReader reader({path});
+    Document document;
+    ASSERT_TRUE(reader.next(document));
+    std::filesystem::resize_file(path, 100'000);
+    const std::string message = message_of([&] {
+        while (reader.next(document)) {
+        }
+    });
+    EXPECT_THAT(message, testing::StartsWith(path + ": ends at byte 100000; expected "));
+}
+
 TEST(Documents, ConversationsAreReadLineByLine) {
     const std::vector<Conversation> conversations = conversations_in(
         "\xEF\xBB\xBF{\"id\": 7, \"messages\": [{\"role\": \"user\", \"content\": \"a\\nb\"}]}\r\n"

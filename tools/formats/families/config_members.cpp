@@ -66,6 +66,11 @@ void ConfigMembers::map(const MemberNames& names, std::int64_t& value) {
     const auto is_count = [](const JsonValue& v) { return v.is_number_unsigned() && v.number() <= 1e15; };
     map_value(names, value, is_count, "an integer, 0 or more");
 }
+void ConfigMembers::map_size(const MemberNames& names, std::int64_t& value) {
+    const JsonValue* const found = find(names);
+    if (found && found->is_null()) refuse(names, *found, "an integer, 0 or more");
+    map(names, value);
+}
 void ConfigMembers::map(const MemberNames& names, double& value) {
     map_value(
         names, value, [](const JsonValue& v) { return v.is_number(); }, "a number");

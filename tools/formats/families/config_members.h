@@ -41,6 +41,8 @@ class ConfigMembers {
     JsonValue take() { return std::move(written_); }
 
     void map(const MemberNames& names, std::int64_t& value);
+    /// A size of the model: null is refused, because no value is usual.
+    void map_size(const MemberNames& names, std::int64_t& value);
     void map(const MemberNames& names, double& value);
     void map(const MemberNames& names, bool& value);
     void map(const MemberNames& names, std::vector<double>& values);

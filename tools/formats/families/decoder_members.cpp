@@ -5,13 +5,13 @@
 namespace gradtile {
 
 void map_llama_sizes(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    m.map("num_hidden_layers", c.layers);
-    m.map("num_attention_heads", c.heads);
+    m.map_size("num_hidden_layers", c.layers);
+    m.map_size("num_attention_heads", c.heads);
     m.map_null("num_key_value_heads", c.kv_heads, std::int64_t{0});
-    m.map("hidden_size", c.width);
+    m.map_size("hidden_size", c.width);
     m.map("intermediate_size", c.hidden);
-    m.map("max_position_embeddings", c.context);
-    m.map("vocab_size", c.vocabulary);
+    m.map_size("max_position_embeddings", c.context);
+    m.map_size("vocab_size", c.vocabulary);
     m.map("rms_norm_eps", c.norm_epsilon);
     m.map("tie_word_embeddings", c.tied_head);
     m.write("attention_dropout", training.attention_dropout);

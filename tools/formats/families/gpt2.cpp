@@ -7,12 +7,12 @@ namespace {
 using enum MemberMeaning;
 
 void map_gpt2(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    m.map({"n_layer", "num_hidden_layers"}, c.layers);
-    m.map({"n_head", "num_attention_heads"}, c.heads);
-    m.map({"n_embd", "hidden_size"}, c.width);
+    m.map_size({"n_layer", "num_hidden_layers"}, c.layers);
+    m.map_size({"n_head", "num_attention_heads"}, c.heads);
+    m.map_size({"n_embd", "hidden_size"}, c.width);
     m.map("n_inner", c.hidden);
-    m.map({"n_positions", "max_position_embeddings"}, c.context);
-    m.map("vocab_size", c.vocabulary);
+    m.map_size({"n_positions", "max_position_embeddings"}, c.context);
+    m.map_size("vocab_size", c.vocabulary);
     m.map<Activation>("activation_function", c.activation,
                       {{"gelu_new", Activation::gelu_tanh},
                        {"gelu_pytorch_tanh", Activation::gelu_tanh},

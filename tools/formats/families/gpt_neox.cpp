@@ -7,12 +7,12 @@ namespace {
 using enum MemberMeaning;
 
 void map_gpt_neox(ConfigMembers& m, ModelConfig& c, const TrainingOptions& training) {
-    m.map("num_hidden_layers", c.layers);
-    m.map("num_attention_heads", c.heads);
-    m.map("hidden_size", c.width);
+    m.map_size("num_hidden_layers", c.layers);
+    m.map_size("num_attention_heads", c.heads);
+    m.map_size("hidden_size", c.width);
     m.map("intermediate_size", c.hidden);
-    m.map("max_position_embeddings", c.context);
-    m.map("vocab_size", c.vocabulary);
+    m.map_size("max_position_embeddings", c.context);
+    m.map_size("vocab_size", c.vocabulary);
     m.map<Activation>("hidden_act", c.activation,
                       {{"gelu", Activation::gelu},
                        {"gelu_new", Activation::gelu_tanh},
