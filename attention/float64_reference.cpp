@@ -195,7 +195,8 @@ class ReferenceEvaluation {
             score.derivative = 1 - t * t;
             score.derivative_error = 2 * std::abs(t) * score.derivative * score.error / p_.softcap +
                                      roundings * u_ * (score.derivative + std::abs(t));
-            // Kernels in 16 bits may compute tanh as 1 - 2 / (1 + exp): the error does not become small with t.
+            // Kernels in 16 bits may compute tanh as 1 - 2 / (1 + exp): the error does not become small with
+            // t.
             const double t_error = roundings * u_ * (roundoff_.factors > 0 ? 2 : std::abs(t));
             score.error = score.derivative * score.error + p_.softcap * t_error;
             score.value = p_.softcap * t;
