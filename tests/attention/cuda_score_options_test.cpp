@@ -191,9 +191,7 @@ TEST_F(AttentionCuda, DropoutAndSoftcapTakeTheHopperKernels) {
     const Inputs in = on_gpu(random_inputs(cpu, problem, DType::bf16));
     const auto explain = [&] { return explain_forward(gpu(), in.q, in.k, in.v, problem.options()); };
     const std::string dropout_explanation = explain();
-    if (dropout_explanation.find("compute capability") != std::string::npos ||
-        dropout_explanation.find("no code for sm_90a") != std::string::npos)
-        GTEST_SKIP() << dropout_explanation;
+    if (lacks_hopper_kernels(dropout_explanation)) GTEST_SKIP() << dropout_explanation;
     EXPECT_THAT(dropout_explanation,
                 ::testing::HasSubstr("Hopper's asynchronous products and copies; head dim 64, "
                                      "with dropout"));
