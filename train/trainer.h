@@ -36,7 +36,6 @@
 #include <gradtile/train/model/language_model.h>
 #include <gradtile/train/optimizers/optimizer.h>
 #include <gradtile/train/parallel/communicator.h>
-#include <gradtile/train/run/metrics_file.h>
 #include <gradtile/train/run/run_callbacks.h>
 
 namespace gradtile {
@@ -78,6 +77,7 @@ class RunRecorder;
 class SnapshotWriter;
 class StepRunner;
 struct Start;
+enum class LastStep;
 
 class Trainer {
   public:
@@ -196,7 +196,7 @@ class Trainer {
     std::unique_ptr<SnapshotWriter> prepare_saves(const std::filesystem::path& checkpoints,
                                                   std::uint64_t& bytes);
     void start_in_directory();
-    void resume_in_directory(RunDirectory directory, std::int64_t last_step, MetricsFile::Last last);
+    void resume_in_directory(RunDirectory directory, std::int64_t last_step, LastStep last);
     void restore(const Checkpoint& checkpoint, const std::string& source);
     void restore_position(const Checkpoint& checkpoint, const std::string& source);
     void restore_record(const Checkpoint& checkpoint);

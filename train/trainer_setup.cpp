@@ -223,7 +223,7 @@ Trainer::Trainer(const std::filesystem::path& run, const ResumeOptions& options,
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
     if (directory && !is_finished())
         resume_in_directory(*std::move(directory), step_,
-                            pending_evaluation_ ? MetricsFile::Last::unwritten : MetricsFile::Last::written);
+                            pending_evaluation_ ? LastStep::unwritten : LastStep::written);
 }
 
 Trainer::Trainer(Replacement, MessageHandler on_message, std::shared_ptr<ProcessGroup> group,
@@ -247,7 +247,7 @@ Trainer::Trainer(Replacement, MessageHandler on_message, std::shared_ptr<Process
     const bool may_be_recorded = finished_ || unfinished_;
     if (group_->is_root() && !config_.out.empty())
         resume_in_directory(RunDirectory::open(config_.out), may_be_recorded ? step_ - 1 : step_,
-                            MetricsFile::Last::unsaved);
+                            LastStep::unsaved);
 }
 
 Trainer::~Trainer() {
@@ -429,7 +429,7 @@ void Trainer::start_in_directory() {
 }
 
 /// The state is that of `last_step`, see MetricsFile.
-void Trainer::resume_in_directory(RunDirectory directory, std::int64_t last_step, MetricsFile::Last last) {
+void Trainer::resume_in_directory(RunDirectory directory, std::int64_t last_step, LastStep last) {
     std::uint64_t bytes = 0;
     RunOutput output{.writer = prepare_saves(directory.checkpoints(), bytes)};
     directory.remove_temporaries();

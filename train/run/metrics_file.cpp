@@ -76,7 +76,7 @@ class LineWriter {
 };
 
 /// Keeps only the lines for steps up to `last_step`. Returns the wall time in the last kept line.
-double truncate_to_step(const std::filesystem::path& path, std::int64_t last_step, MetricsFile::Last last) {
+double truncate_to_step(const std::filesystem::path& path, std::int64_t last_step, LastStep last) {
     DurableFile file(path);
     LineWriter kept(file.file());
     double wall_s = 0.0;
@@ -85,7 +85,7 @@ double truncate_to_step(const std::filesystem::path& path, std::int64_t last_ste
         const auto step = object["step"].get<std::int64_t>();
         if (step > last_step) return;
         const bool is_checkpoint = is_event(object, checkpoint_event);
-        if (step == last_step && last == MetricsFile::Last::unwritten && !is_checkpoint) return;
+        if (step == last_step && last == LastStep::unwritten && !is_checkpoint) return;
         if (is_checkpoint) has_event |= step == last_step;
         // A user may have edited the line: a wall_s that is no number is ignored, so that the times in later
         // lines stay right.
@@ -93,7 +93,7 @@ double truncate_to_step(const std::filesystem::path& path, std::int64_t last_ste
             wall_s = std::clamp(wall->get<double>(), 0.0, max_wall_s);
         kept.add(line);
     });
-    if (!has_event && last != MetricsFile::Last::unsaved) kept.add(event_line(checkpoint_event, last_step));
+    if (!has_event && last != LastStep::unsaved) kept.add(event_line(checkpoint_event, last_step));
     file.commit(kept.flush());
     return wall_s;
 }
@@ -121,7 +121,8 @@ std::string metrics_line(const StepReport& report) {
     return line + '}';
 }
 
-MetricsFile::MetricsFile(const std::filesystem::path& path, std::int64_t last_step, Last last) : path_(path) {
+MetricsFile::MetricsFile(const std::filesystem::path& path, std::int64_t last_step, LastStep last)
+    : path_(path) {
     with_file_name("metrics", path_, [&] {
         if (last_step >= 0) wall_s_ = truncate_to_step(path_, last_step, last);
         file_ = open_own_file(path_, O_CREAT | O_WRONLY);

@@ -31,18 +31,20 @@ struct LossHistory {
     void add(const StepReport& report);
 };
 
+/// What a metrics file has of the step that a run continues from.
+enum class LastStep { written, unwritten, unsaved };
+
 class MetricsFile {
   public:
     /// Opens the file for appending, or creates it. If `last_step` is 0 or more, first restores the state
     /// that the file had when that step's checkpoint was saved: removes later steps' lines, a truncated last
     /// line, and lines that are not JSON or longer than max_line_bytes, and adds the checkpoint's event if it
-    /// is missing. Last::unwritten means that the checkpoint was saved before last_step's line was written;
-    /// that line is then removed, too. Last::unsaved means that there is no checkpoint of last_step: its
-    /// lines are kept, and no event is added. Throws Error when the file does not belong to this user alone
-    /// (see open_own_file()).
-    enum class Last { written, unwritten, unsaved };
+    /// is missing. LastStep::unwritten means that the checkpoint was saved before last_step's line was
+    /// written; that line is then removed, too. LastStep::unsaved means that there is no checkpoint of
+    /// last_step: its lines are kept, and no event is added. Throws Error when the file does not belong to
+    /// this user alone (see open_own_file()).
     explicit MetricsFile(const std::filesystem::path& path, std::int64_t last_step = -1,
-                         Last last = Last::written);
+                         LastStep last = LastStep::written);
 
     /// Throws Error when the line cannot be written; the file then contains nothing from that line.
     void write(const StepReport& report);

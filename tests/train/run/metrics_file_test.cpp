@@ -100,7 +100,7 @@ TEST(MetricsFile, IsTruncatedBeforeAnUnwrittenLine) {
         for (std::int64_t step = 1; step <= 3; ++step) metrics.write(report(step));
         metrics.write_checkpoint_event(2);
     }
-    MetricsFile metrics(path, 2, MetricsFile::Last::unwritten);
+    MetricsFile metrics(path, 2, LastStep::unwritten);
     EXPECT_EQ(lines_of(path),
               (std::vector<std::string>{metrics_line(report(1)), R"({"event":"checkpoint","step":2})"}));
 }
@@ -114,7 +114,7 @@ TEST(MetricsFile, AddsNoEventForAStepThatWasNotSaved) {
         metrics.write_checkpoint_event(2);
         metrics.write_checkpoint_event(4);
     }
-    MetricsFile metrics(path, 3, MetricsFile::Last::unsaved);
+    MetricsFile metrics(path, 3, LastStep::unsaved);
     EXPECT_EQ(lines_of(path),
               (std::vector<std::string>{metrics_line(report(1)), metrics_line(report(2)),
                                         metrics_line(report(3)), R"({"event":"checkpoint","step":2})"}));
@@ -142,7 +142,7 @@ TEST(MetricsFile, KeepsTheSamplesOfTheStepsThatItKeeps) {
     { MetricsFile metrics(path, 2); }
     EXPECT_EQ(lines_of(path), (std::vector<std::string>{all[0], all[1], all[2], all[3],
                                                         R"({"event":"checkpoint","step":2})"}));
-    { MetricsFile metrics(path, 2, MetricsFile::Last::unwritten); }
+    { MetricsFile metrics(path, 2, LastStep::unwritten); }
     EXPECT_EQ(lines_of(path),
               (std::vector<std::string>{all[0], all[1], R"({"event":"checkpoint","step":2})"}));
 }
@@ -165,7 +165,7 @@ TEST(MetricsFile, KnowsTheWallTimeOfTheStepThatIsResumedFrom) {
         EXPECT_EQ(metrics.wall_s(), 0.0);
         for (std::int64_t step = 1; step <= 6; ++step) metrics.write(report(step));
     }
-    EXPECT_EQ(MetricsFile(path, 4, MetricsFile::Last::unwritten).wall_s(), 1.5);
+    EXPECT_EQ(MetricsFile(path, 4, LastStep::unwritten).wall_s(), 1.5);
     EXPECT_EQ(MetricsFile(path, 2).wall_s(), 1.0);
     for (const auto& [wall, expected] :
          {std::pair{"\"7\"", 0.0}, {"-3", 0.0}, {"null", 0.0}, {"1e300", 1e10}, {"2.5", 2.5}}) {
