@@ -1,5 +1,6 @@
 #include <gradtile/train/data/documents.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -14,8 +15,16 @@
 namespace gradtile {
 namespace {
 
-/// Bytes of a file in which a zero byte means that it is no text; git looks at as many.
+/// Bytes at a file's beginning that decide whether it is a text; git looks at as many.
 constexpr std::size_t binary_prefix = 8000;
+
+/// Whether a file that begins so has zero bytes and is not UTF-8. Its last character may be cut.
+bool is_binary(std::string_view begin) {
+    if (begin.find('\0') == std::string_view::npos) return false;
+    for (std::size_t cut = 0; cut < std::min<std::size_t>(4, begin.size()); ++cut)
+        if (is_utf8(begin.substr(0, begin.size() - cut))) return false;
+    return true;
+}
 
 /// The members of a message that are read; a Parquet file may have more.
 const std::vector<std::string> message_members{"role",  "content",    "from",  "value",
@@ -323,8 +332,8 @@ void DocumentReader::open_next_file() {
     check(!uncompressed_name(path).ends_with(".json") || !begin.starts_with('['), path,
           ": is one JSON array; expected JSON Lines: one object per line");
     // A single file may be trained on byte by byte, whatever it holds.
-    check(files_.size() == 1 || text.peek(binary_prefix).find('\0') == std::string_view::npos, path,
-          ": is binary (it has a zero byte near its start); expected UTF-8 text (a pattern, such as "
+    check(files_.size() == 1 || !is_binary(text.peek(binary_prefix)), path,
+          ": is binary (it has zero bytes and is not UTF-8); expected UTF-8 text (a pattern, such as "
           "'DIR/*.txt', selects files)");
     set_format(Format::text);
     text_ = std::move(text);

@@ -58,8 +58,13 @@ TEST(Documents, ABinaryFileAmongTextsIsRefused) {
     EXPECT_EQ(texts_in({text}), std::vector<std::string>{"a text"});
     EXPECT_THAT(
         message_of([&] { texts_in(data_files(place.path().string())); }),
-        testing::StartsWith(image + ": is binary (it has a zero byte near its start); expected UTF-8"));
+        testing::StartsWith(image + ": is binary (it has zero bytes and is not UTF-8); expected UTF-8"));
     EXPECT_EQ(texts_in({image}).front().size(), 16u);
+    // A zero byte is a character of UTF-8. The part that is looked at ends within a character.
+    std::string long_text = std::string(1, '\0');
+    while (long_text.size() < 9000) long_text += "\u20ac";
+    const std::string zero = place.write("c.txt", long_text);
+    EXPECT_EQ(texts_in({text, zero}), (std::vector<std::string>{"a text", long_text}));
 }
 
 TEST(Documents, AFileThatShrinksWhileItIsReadIsNamed) {
