@@ -257,8 +257,8 @@ TEST_F(CudaTrainer, RecomputingGivesTheSameBits) {
         }
 }
 
-/// The settings are those of all optimizers and of all formats of masters and moments. The masters that a run
-/// keeps are compared through the weights and the checkpoints, because their format and place differ.
+/// run_settings has every optimizer and every format of masters and moments. The masters that a run keeps
+/// are compared through the weights and the checkpoints, because their format and place differ.
 TEST_P(CudaTrainerSettings, AnOffloadedOptimizerGivesTheSameBits) {
     GetParam().change(run.config);
     TrainConfig offloaded = run.config;

@@ -26,7 +26,7 @@ enum class ScheduleKind { cosine, wsd, linear, constant };
 enum class CooldownShape { linear, one_minus_sqrt, cosine };
 enum class TrainDType { f32, bf16 };
 enum class DeviceChoice { automatic, cpu, cuda };
-/// What a run on a GPU keeps in host memory. optimizer: masters, moments and averages.
+/// Selects the state that a run on a GPU keeps in host memory. optimizer: masters, moments and averages.
 enum class Offload { none, optimizer };
 
 struct TrainConfig {

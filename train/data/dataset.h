@@ -35,7 +35,7 @@ using StoryParser = std::function<std::optional<std::vector<Story>>(std::string_
 /// that knows the grammar and the whole story so far. No model can do better on average.
 double source_nll_per_character(std::span<const Story> stories);
 
-/// What stories cost a predictor that knows their grammar, to compare with a model's loss per token.
+/// The loss of a predictor that knows the stories' grammar. A model's loss per token is compared with it.
 struct SourceLoss {
     double nats_per_character = 0.0;  ///< source_nll_per_character()
     double characters_per_token = 1.0;

@@ -31,7 +31,7 @@ struct LossHistory {
     void add(const StepReport& report);
 };
 
-/// What a metrics file has of the step that a run continues from.
+/// Says whether a metrics file has the line and the checkpoint of the step that a run continues from.
 enum class LastStep { written, unwritten, unsaved };
 
 class MetricsFile {

@@ -93,7 +93,7 @@ class Processes : public testing::Test {
         }
     }
     static pid_t process_of(const std::filesystem::path& out, int rank) {
-        // Variables of gradtile's launcher, of Open MPI and of MPICH.
+        // Set by gradtile's launcher, by Open MPI and by MPICH.
         for (const char* const variable : {"RANK=", "OMPI_COMM_WORLD_RANK=", "PMI_RANK="})
             if (const pid_t process = find_process(out, concat(variable, rank)); process > 0) return process;
         return -1;
@@ -440,6 +440,16 @@ class ReplacedRanks : public Processes {
     }
     static std::int64_t step_lines(const std::filesystem::path& out) { return std::ssize(steps_of(out)); }
 
+    /// Trains with two ranks, calls lose(program) after 20 steps, and returns how the run ended.
+    template <class F>
+    Outcome end_of_two_ranks(const std::filesystem::path& out, F&& lose) {
+        ranks_ = 2;
+        Program program = launch(training(out));
+        wait_for_steps(program, out, 20);
+        lose(program);
+        return program.wait();
+    }
+
     /// Loses one rank in each round, and expects the results of an undisturbed run.
     void lose_ranks(int signal, double timeout, const Arguments& settings) {
         extra_settings_ = settings;
@@ -502,16 +512,14 @@ TEST_F(ReplacedRanks, MayBeSeveralAtOnce) {
 
 /// A process that dies again and again does not keep the run busy for ever.
 TEST_F(ReplacedRanks, EndTheRunWhenTheyAreLostWithoutAStepBetween) {
-    ranks_ = 2;
     const std::filesystem::path out = place_ / "run";
-    Program program = launch(training(out));
-    wait_for_steps(program, out, 20);
-    const auto since = steady_clock::now();
-    for (pid_t killed = -1; program.running() && seconds_since(since) < 60.0;) {
-        const pid_t process = process_of(out, 1);
-        if (process > 0 && process != killed) signal_process(killed = process, SIGKILL);
-    }
-    const Outcome outcome = program.wait();
+    const Outcome outcome = end_of_two_ranks(out, [&](Program& program) {
+        const auto since = steady_clock::now();
+        for (pid_t killed = -1; program.running() && seconds_since(since) < 60.0;) {
+            const pid_t process = process_of(out, 1);
+            if (process > 0 && process != killed) signal_process(killed = process, SIGKILL);
+        }
+    });
     EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
     EXPECT_THAT(outcome.err, HasSubstr("ranks were lost 6 times without a step between; the run ends\n"));
     expect_resumable(out);
@@ -519,14 +527,12 @@ TEST_F(ReplacedRanks, EndTheRunWhenTheyAreLostWithoutAStepBetween) {
 
 /// An error is not a loss: the data of a replaced rank differs.
 TEST_F(ReplacedRanks, EndTheRunWithTheirError) {
-    ranks_ = 2;
     const std::filesystem::path out = place_ / "run";
-    Program program = launch(training(out));
-    wait_for_steps(program, out, 20);
-    const std::string text = contents_of(stories_);
-    place_.write(std::filesystem::path(stories_).filename().string(), text + text);
-    signal_process(process_of(out, 1), SIGKILL);
-    const Outcome outcome = program.wait();
+    const Outcome outcome = end_of_two_ranks(out, [&](const Program&) {
+        const std::string text = contents_of(stories_);
+        place_.write(std::filesystem::path(stories_).filename().string(), text + text);
+        signal_process(process_of(out, 1), SIGKILL);
+    });
     EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr("rank 1: "));
 }

@@ -65,6 +65,14 @@ TEST(MetricsFile, IsReadableAfterEveryLine) {
     }
 }
 
+/// Writes a metrics file of this many steps, then the events of these checkpoints.
+void write_run(const std::filesystem::path& path, std::int64_t steps,
+               std::initializer_list<std::int64_t> checkpoints) {
+    MetricsFile metrics(path);
+    for (std::int64_t step = 1; step <= steps; ++step) metrics.write(report(step));
+    for (const std::int64_t step : checkpoints) metrics.write_checkpoint_event(step);
+}
+
 TEST(MetricsFile, IsTruncatedToTheCheckpointsStep) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";
@@ -95,11 +103,7 @@ TEST(MetricsFile, IsTruncatedToTheCheckpointsStep) {
 TEST(MetricsFile, IsTruncatedBeforeAnUnwrittenLine) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";
-    {
-        MetricsFile metrics(path);
-        for (std::int64_t step = 1; step <= 3; ++step) metrics.write(report(step));
-        metrics.write_checkpoint_event(2);
-    }
+    write_run(path, 3, {2});
     MetricsFile metrics(path, 2, LastStep::unwritten);
     EXPECT_EQ(lines_of(path),
               (std::vector<std::string>{metrics_line(report(1)), R"({"event":"checkpoint","step":2})"}));
@@ -108,12 +112,7 @@ TEST(MetricsFile, IsTruncatedBeforeAnUnwrittenLine) {
 TEST(MetricsFile, AddsNoEventForAStepThatWasNotSaved) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";
-    {
-        MetricsFile metrics(path);
-        for (std::int64_t step = 1; step <= 4; ++step) metrics.write(report(step));
-        metrics.write_checkpoint_event(2);
-        metrics.write_checkpoint_event(4);
-    }
+    write_run(path, 4, {2, 4});
     MetricsFile metrics(path, 3, LastStep::unsaved);
     EXPECT_EQ(lines_of(path),
               (std::vector<std::string>{metrics_line(report(1)), metrics_line(report(2)),

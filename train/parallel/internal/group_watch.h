@@ -40,7 +40,7 @@ struct ProcessGroup::Watch {
     void handle(const Message& message);
     void handle_loss(const Message& loss);
     void handle_loss_of_root(const std::string& why);
-    /// What the main thread throws.
+    /// The exception that the main thread throws.
     struct Loss {
         std::string line;
         int rank = -1;
