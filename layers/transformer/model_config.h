@@ -165,6 +165,7 @@ struct TrainingOptions {
     /// The matrices whose output is added to the residual stream start at zero, so that every block is the
     /// identity at first. So does an output head that is not tied.
     bool zero_init = false;
+    double embedding_std = 0.02;  ///< standard deviation of the initial token embedding
     bool operator==(const TrainingOptions&) const = default;
 };
 

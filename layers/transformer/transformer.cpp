@@ -73,7 +73,7 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
 Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parameters,
                          const TrainingOptions& training, const AdapterOptions& adapter_options)
     : config(checked(model_config, training)),
-      wte(parameters, "wte", config.vocabulary, config.width, initial_std),
+      wte(parameters, "wte", config.vocabulary, config.width, training.embedding_std),
       wpe(adds_embeddings(config.positions)
               ? std::optional<PositionEmbedding>(std::in_place, parameters, "wpe", config.context,
                                                  config.width, initial_std)

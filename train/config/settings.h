@@ -240,6 +240,9 @@ void visit_block_training_settings(Config& c, Visit& visit) {
                   "tied, start at zero",
                   training},
           c.training.zero_init);
+    visit(Setting{"embedding-std", "standard deviation of the token embedding at the start", training,
+                  positive},
+          c.training.embedding_std);
     visit(Setting{"recompute",
                   "what backward recomputes to save memory: nothing, cheap activations, whole blocks",
                   training, any_value, step_users, OnResume::fixed, FlagTakes::list},

@@ -203,7 +203,8 @@ std::vector<std::int64_t> block_matrix_rows(const Parameter& parameter, const Mo
 }
 
 ParameterUpdate matrix_update_of(const Parameter& parameter, std::span<const std::int64_t> packed_rows,
-                                 const MatrixOptions& options, double (*flops)(const Shape& shape)) {
+                                 const MatrixOptions& options,
+                                 const std::function<double(const Shape&)>& flops) {
     if (packed_rows.empty()) return {.moments = AdamW::moments.size()};
     ParameterUpdate update{.moments = 1, .row_moments = options.beta2 > 0.0 ? 1u : 0u};
     for (const std::int64_t rows : packed_rows) update.product_flops += flops({rows, parameter.shape()[1]});

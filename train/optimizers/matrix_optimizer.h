@@ -138,7 +138,8 @@ std::vector<std::int64_t> block_matrix_rows(const Parameter& parameter, const Mo
 /// Returns what a MatrixOptimizer needs to update a parameter that packs matrices with these row counts.
 /// `flops` returns how many floating-point operations direction()'s matrix products take for one matrix.
 ParameterUpdate matrix_update_of(const Parameter& parameter, std::span<const std::int64_t> packed_rows,
-                                 const MatrixOptions& options, double (*flops)(const Shape& shape));
+                                 const MatrixOptions& options,
+                                 const std::function<double(const Shape&)>& flops);
 
 /// Returns partial sums of squares for each matrix in x [count, rows, cols], as normalize_matrices() needs
 /// them.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
 
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/gemm/internal/gemm_library.h>
@@ -13,11 +14,12 @@
 namespace gradtile {
 namespace {
 
-constexpr int newton_schulz_steps = 5;
-using Quintics = std::array<MatrixPolynomial, newton_schulz_steps>;
+template <std::size_t steps>
+using Quintics = std::array<MatrixPolynomial, steps>;
 
-constexpr Quintics repeated(const MatrixPolynomial& quintic) {
-    Quintics quintics{};
+template <std::size_t steps>
+constexpr Quintics<steps> repeated(const MatrixPolynomial& quintic) {
+    Quintics<steps> quintics{};
     quintics.fill(quintic);
     return quintics;
 }
@@ -30,26 +32,29 @@ constexpr MatrixPolynomial of_divided(const MatrixPolynomial& p, double divisor)
 
 /// The published quintics, each of s / 1.01, so that a singular value that rounding has made larger than
 /// expected does not leave the interval of the next quintic. The iteration also starts from X / (1.01 |X|_F).
-constexpr Quintics polar_express() {
+constexpr Quintics<5> polar_express() {
     constexpr double safety = 1.01;
-    Quintics quintics{{{8.28721201814563, -23.595886519098837, 17.300387312530933},
-                       {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
-                       {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
-                       {3.3184196573706015, -2.488488024314874, 0.51004894012372},
-                       {2.300652019954817, -1.6689039845747493, 0.4188073119525673}}};
+    Quintics<5> quintics{{{8.28721201814563, -23.595886519098837, 17.300387312530933},
+                          {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
+                          {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
+                          {3.3184196573706015, -2.488488024314874, 0.51004894012372},
+                          {2.300652019954817, -1.6689039845747493, 0.4188073119525673}}};
     for (MatrixPolynomial& quintic : quintics) quintic = of_divided(quintic, safety);
     quintics.front() = of_divided(quintics.front(), safety);
     return quintics;
 }
 
-const Quintics& quintics_of(MuonCoefficients coefficients) {
-    static constexpr Quintics jordan = repeated({.a = 3.4445, .b = -4.7750, .c = 2.0315});
-    static constexpr Quintics express = polar_express();
+std::span<const MatrixPolynomial> quintics_of(MuonCoefficients coefficients) {
+    static constexpr auto jordan = repeated<5>({.a = 3.4445, .b = -4.7750, .c = 2.0315});
+    static constexpr auto express = polar_express();
+    static constexpr auto convergent = repeated<12>({.a = 2.0, .b = -1.5, .c = 0.5});
     switch (coefficients) {
         case MuonCoefficients::jordan:
             return jordan;
         case MuonCoefficients::polar_express:
             return express;
+        case MuonCoefficients::convergent:
+            return convergent;
     }
     throw Error("muon-coefficients: unknown");
 }
@@ -75,7 +80,6 @@ void compute_polynomial(const Context& ctx, const Tensor& polynomial, const Tens
 /// matrix_squares(x).
 Tensor orthogonalized(const Context& ctx, const Tensor& x, const Tensor& squares, DType products,
                       MuonCoefficients coefficients) {
-    static_assert(newton_schulz_steps % 2 == 1);
     const std::int64_t count = x.size(0), rows = x.size(1), cols = x.size(2);
     // A is the smaller of the two Gram matrices: for a tall X the iteration runs on its transpose.
     const bool tall = rows > cols;
@@ -112,10 +116,11 @@ DType newton_schulz_dtype(const Context& ctx) {
     return ctx.device().is_cuda() || cpu::library_has_bfloat16() ? DType::bf16 : DType::f32;
 }
 
-double newton_schulz_flops(const Shape& shape) {
+double newton_schulz_flops(const Shape& shape, MuonCoefficients coefficients) {
     const auto n = static_cast<double>(std::min(shape[0], shape[1]));
     const auto m = static_cast<double>(std::max(shape[0], shape[1]));
-    return newton_schulz_steps * (2.0 * n * n * m + 2.0 * n * n * n + 2.0 * n * n * m);
+    return static_cast<double>(quintics_of(coefficients).size()) *
+           (2.0 * n * n * m + 2.0 * n * n * n + 2.0 * n * n * m);
 }
 
 Muon::Muon(const Context& ctx, const ParameterStore& store, const PackedRows& packed_rows,
@@ -167,7 +172,7 @@ MatrixOptions MuonSettings::matrix_options(const OptimizerSetup& setup) const {
     return {.lr_ratio = peak / setup.lr,
             .momentum = {.decay = momentum, .nesterov = nesterov, .warmup = momentum_warmup},
             .beta2 = beta2,
-            .weight_decay = setup.weight_decay,
+            .weight_decay = weight_decay < 0.0 ? setup.weight_decay : weight_decay,
             .cautious_decay = setup.cautious_decay,
             .moments = setup.moments,
             .adamw = std::get<AdamWSettings>(setup.settings).rule(setup.weight_decay, setup.cautious_decay),
@@ -186,7 +191,8 @@ std::unique_ptr<Optimizer> MuonSettings::make(const Context& ctx, const Paramete
 }
 
 ParameterUpdate MuonSettings::update_of(const Parameter& parameter, const ModelConfig& model) const {
-    return matrix_update_of(parameter, packed_rows(parameter, model), {.beta2 = beta2}, newton_schulz_flops);
+    return matrix_update_of(parameter, packed_rows(parameter, model), {.beta2 = beta2},
+                            [&](const Shape& shape) { return newton_schulz_flops(shape, coefficients); });
 }
 
 }  // namespace gradtile

@@ -15,11 +15,14 @@ namespace gradtile {
 
 struct OptimizerSetup;
 
-/// The quintics a s + b s^3 + c s^5 that five Newton-Schulz steps apply to each singular value s.
+/// The quintics a s + b s^3 + c s^5 that the Newton-Schulz steps apply to each singular value s; five steps
+/// if no other number is given.
 enum class MuonCoefficients {
-    jordan,        ///< (3.4445, -4.7750, 2.0315) in every step: 0.68 to 1.14, if s is not tiny
-    polar_express  ///< of each step the best quintic for what the step before leaves: 0.84 to 1.13 for s in
-                   ///< [0.001, 1] (Amsel et al. 2025, arXiv 2505.16932, algorithm 1: degree 5)
+    jordan,         ///< (3.4445, -4.7750, 2.0315) in every step: 0.68 to 1.14, if s is not tiny
+    polar_express,  ///< of each step the best quintic for what the step before leaves: 0.84 to 1.13 for s in
+                    ///< [0.001, 1] (Amsel et al. 2025, arXiv 2505.16932, algorithm 1: degree 5)
+    convergent  ///< (2, -1.5, 0.5) in each of twelve steps, which has slope 0 at its fixed point 1: 0.99 to 1
+                ///< for s in [0.001, 1] (modded-nanogpt's track of optimizers)
 };
 
 /// The factor on the learning rate of a matrix [rows, cols].
@@ -39,7 +42,7 @@ struct MuonOptions {
 };
 
 /// Orthogonalises x [rows, cols], or each matrix in x [count, rows, cols], in place; float32 or float64,
-/// contiguous. Five steps of the quintic iteration
+/// contiguous. The steps of the quintic iteration
 ///     X <- a X + (b A + c A^2) X, A = X X^T, from X / |X|_F
 /// bring singular values near 1; see MuonCoefficients. Products are in x's dtype, or in bfloat16 if
 /// `products` is bf16. X, A, A^2 and the polynomial are then rounded to bfloat16, and sums are float32
@@ -51,7 +54,7 @@ void newton_schulz(const Context& ctx, const Tensor& x, DType products,
 DType newton_schulz_dtype(const Context& ctx);
 
 /// Floating-point operations in newton_schulz() for one matrix.
-double newton_schulz_flops(const Shape& shape);
+double newton_schulz_flops(const Shape& shape, MuonCoefficients coefficients = MuonCoefficients::jordan);
 
 class Muon final : public MatrixOptimizer {
   public:
@@ -79,6 +82,7 @@ struct MuonSettings {
     static constexpr double default_lr = 0.02;
 
     double lr = 0.0;
+    double weight_decay = -1.0;
     double momentum = 0.95;
     bool nesterov = true;
     std::int64_t momentum_warmup = 0;
@@ -93,6 +97,8 @@ struct MuonSettings {
         visit("muon-lr", self.lr,
               "muon: peak learning rate of the blocks' matrices; 0: 0.02, or lr with muon-scale rms",
               Range{0, 1e30});
+        visit("muon-weight-decay", self.weight_decay,
+              "muon: weight decay of the blocks' matrices; -1: weight-decay", Range{-1, 1e30});
         visit("muon-momentum", self.momentum, "muon: momentum", setting_limits::proper_fraction);
         visit("muon-nesterov", self.nesterov,
               "muon: the update looks one step ahead of the momentum, as Nesterov's",
@@ -107,9 +113,11 @@ struct MuonSettings {
               "muon: factor on the rate of a matrix; shape: sqrt(max(1, rows/cols)), rms: 0.2 "
               "sqrt(max(rows, cols)), which makes updates as large as AdamW's",
               setting_limits::any_value);
-        visit("muon-coefficients", self.coefficients,
-              "muon: Newton-Schulz's quintics; jordan: one for all steps, polar-express: one for each step",
-              setting_limits::any_value);
+        visit(
+            "muon-coefficients", self.coefficients,
+            "muon: Newton-Schulz's quintics; jordan: one for five steps, polar-express: one for each of five "
+            "steps, convergent: (2, -1.5, 0.5) for twelve steps",
+            setting_limits::any_value);
         visit("muon-beta2", self.beta2,
               "muon: decay of the second moment that each row of an update is divided by (NorMuon); 0: no "
               "division",
@@ -138,7 +146,8 @@ template <>
 struct EnumNames<MuonCoefficients> {
     static constexpr std::array names = {
         std::pair{MuonCoefficients::jordan, std::string_view("jordan")},
-        std::pair{MuonCoefficients::polar_express, std::string_view("polar-express")}};
+        std::pair{MuonCoefficients::polar_express, std::string_view("polar-express")},
+        std::pair{MuonCoefficients::convergent, std::string_view("convergent")}};
 };
 template <>
 struct EnumNames<MuonScale> {
