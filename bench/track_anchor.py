@@ -141,7 +141,7 @@ def gradtile_batches(place):
 
 def track_flags():
     lines = (BENCH / "variants/track.txt").read_text().splitlines()
-    return next(line for line in lines if line.startswith("track ")).split()[1:]
+    return next(line for line in lines if line.startswith("base ")).split()[1:]
 
 
 def check(a):

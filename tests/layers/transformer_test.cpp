@@ -423,6 +423,20 @@ TEST(Transformer, StartsWithGpt2sInitialisation) {
 }
 
 /// With one key there is nothing to choose from: a window of 1 gives each token its own value.
+TEST(Transformer, StartsWithAnEmbeddingOfTheChosenDeviation) {
+    const Context ctx(Device::cpu(), 1);
+    const auto embedding_with = [&](double deviation) {
+        ParameterStore store;
+        const Transformer model({.layers = 1, .heads = 2, .width = 16, .context = 7, .vocabulary = 11}, store,
+                                {.embedding_std = deviation});
+        store.allocate(ctx, DType::f64);
+        store.initialize(ctx, Seed{1});
+        return to_host(ctx, model.wte.weight.value());
+    };
+    const auto usual = embedding_with(0.02), wide = embedding_with(1.0);
+    for (std::size_t i = 0; i < usual.size(); ++i) EXPECT_NEAR(wide[i], 50.0 * usual[i], 1e-12);
+}
+
 TEST(Transformer, AWindowOfOneSeesTheTokenItself) {
     ModelConfig config = tiny_gpt2();
     config.window = 1;

@@ -193,6 +193,32 @@ TEST(ConfiguredOptimizer, MultipliesTheRatesOfEmbeddingsHeadAndVectors) {
     }
 }
 
+/// Without gradients a step only decays: the blocks' matrices by muon-weight-decay, the others by
+/// weight-decay.
+TEST(ConfiguredOptimizer, DecaysMuonsMatricesByTheirOwnDecay) {
+    const Context ctx(Device::cpu(), 1);
+    TrainConfig config;
+    config.model = {.layers = 1, .heads = 2, .width = 16, .context = 8, .vocabulary = 11};
+    config.optimizer = kind_of<MuonSettings>;
+    config.lr = 0.1;
+    config.weight_decay = 0.5;
+    auto& muon = std::get<MuonSettings>(config.optimizer_settings);
+    muon.lr = 0.2;
+    ParameterStore store;
+    const Transformer model(config.model, store);
+    store.allocate(ctx, DType::f64);
+    fill(ctx, store.gradients(), 0.0);
+    for (const auto& [decay, used] : {std::pair{-1.0, 0.5}, {0.0, 0.0}, {0.25, 0.25}}) {
+        muon.weight_decay = decay;
+        store.initialize(ctx, Seed{1});
+        const double matrix = to_host(ctx, model.blocks[0].attn.qkv.weight.value())[0],
+                     embedding = to_host(ctx, model.wte.weight.value())[0];
+        make_optimizer(ctx, store, config)->step(ctx, config.lr);
+        EXPECT_DOUBLE_EQ(to_host(ctx, model.blocks[0].attn.qkv.weight.value())[0], (1 - 0.2 * used) * matrix);
+        EXPECT_DOUBLE_EQ(to_host(ctx, model.wte.weight.value())[0], (1 - 0.1 * 0.5) * embedding);
+    }
+}
+
 /// The second moments of rows count, in every shard.
 TEST(ConfiguredOptimizer, PlansTheSecondMomentsOfRows) {
     TrainConfig config;

@@ -52,13 +52,23 @@ double polar_express_of_scalar(double s) {
     return s;
 }
 
-double of_scalar(MuonCoefficients coefficients, double s) {
-    return coefficients == MuonCoefficients::jordan ? newton_schulz_of_scalar(s) : polar_express_of_scalar(s);
+double convergent_of_scalar(double s) {
+    for (int i = 0; i < 12; ++i) s = 2.0 * s - 1.5 * s * s * s + 0.5 * s * s * s * s * s;
+    return s;
 }
-/// The largest slope of the five quintics, at 0: 3.4445^5 for Jordan's, 967 for Polar Express.
-double largest_slope(MuonCoefficients coefficients) {
-    return coefficients == MuonCoefficients::jordan ? 500.0 : 967.0;
-}
+
+/// How the quintics of each kind change a singular value.
+struct ScalarQuintics {
+    MuonCoefficients coefficients;
+    const char* name;
+    double (*of_scalar)(double);
+    int steps;
+    double largest_slope;  // of all steps together, at 0: the product of the linear coefficients
+};
+constexpr ScalarQuintics all_quintics[] = {
+    {MuonCoefficients::jordan, "Jordan", newton_schulz_of_scalar, 5, 500.0},
+    {MuonCoefficients::polar_express, "PolarExpress", polar_express_of_scalar, 5, 967.0},
+    {MuonCoefficients::convergent, "Convergent", convergent_of_scalar, 12, 4096.0}};
 
 /// Returns a matrix with orthonormal columns, rows >= cols: columns from the Sylvester Hadamard matrix.
 Tensor hadamard_columns(const Context& ctx, std::int64_t rows, std::int64_t cols) {
@@ -88,12 +98,9 @@ void expect_near(const Context& ctx, const Tensor& x, const Tensor& expected, do
     for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], bound) << i;
 }
 
-class NewtonSchulzWith : public testing::TestWithParam<MuonCoefficients> {};
-INSTANTIATE_TEST_SUITE_P(All, NewtonSchulzWith,
-                         testing::Values(MuonCoefficients::jordan, MuonCoefficients::polar_express),
-                         [](const auto& info) {
-                             return info.param == MuonCoefficients::jordan ? "Jordan" : "PolarExpress";
-                         });
+class NewtonSchulzWith : public testing::TestWithParam<ScalarQuintics> {};
+INSTANTIATE_TEST_SUITE_P(All, NewtonSchulzWith, testing::ValuesIn(all_quintics),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(NewtonSchulzWith, AppliesItsQuinticsToEverySingularValue) {
     const Context ctx;
@@ -102,24 +109,25 @@ TEST_P(NewtonSchulzWith, AppliesItsQuinticsToEverySingularValue) {
     for (const double value : s) squares += value * value;
     std::vector<double> expected;
     for (const double value : s)
-        expected.push_back(of_scalar(GetParam(), value / (std::sqrt(squares) + 1e-7)));
-    // The roundings in five steps with three products of at most 32 terms each, multiplied by the largest
-    // slope of the five quintics.
-    const double bound = largest_slope(GetParam()) * 5 * 3 * 32 * std::numeric_limits<double>::epsilon();
+        expected.push_back(GetParam().of_scalar(value / (std::sqrt(squares) + 1e-7)));
+    // The roundings in the steps with three products of at most 32 terms each, multiplied by the largest
+    // slope of all quintics together.
+    const double bound =
+        GetParam().largest_slope * GetParam().steps * 3 * 32 * std::numeric_limits<double>::epsilon();
     for (const std::int64_t rows : {8, 32}) {
         Tensor x = with_singular_values(ctx, rows, s);
-        newton_schulz(ctx, x, x.dtype(), GetParam());
+        newton_schulz(ctx, x, x.dtype(), GetParam().coefficients);
         expect_near(ctx, x, with_singular_values(ctx, rows, expected), bound);
         // A wide matrix is a transposed tall one.
         Tensor wide = cast(ctx, with_singular_values(ctx, rows, s).transpose(0, 1), DType::f64);
-        newton_schulz(ctx, wide, wide.dtype(), GetParam());
+        newton_schulz(ctx, wide, wide.dtype(), GetParam().coefficients);
         expect_near(ctx, wide, with_singular_values(ctx, rows, expected).transpose(0, 1), bound);
     }
 }
 
 /// The claim of the paper: every singular value in [0.001, 1] comes near 1. Jordan's quintic leaves small
 /// ones at a half. The bounds are the values of the scalar polynomials on a fine grid.
-TEST(NewtonSchulz, WithPolarExpressBringsSmallSingularValuesNearerToOne) {
+TEST(NewtonSchulz, WithOtherQuinticsBringsSmallSingularValuesNearerToOne) {
     const Context ctx;
     const std::vector<double> s{1.0, 0.008, 0.5, 0.25, 0.125, 0.0625, 0.03, 0.015};
     double squares = 0.0;
@@ -140,6 +148,7 @@ TEST(NewtonSchulz, WithPolarExpressBringsSmallSingularValuesNearerToOne) {
     };
     EXPECT_GT(smallest_of(MuonCoefficients::polar_express), 0.84);
     EXPECT_GT(smallest_of(MuonCoefficients::polar_express), smallest_of(MuonCoefficients::jordan));
+    EXPECT_NEAR(smallest_of(MuonCoefficients::convergent), 1.0, 1e-9);
 }
 
 TEST(NewtonSchulz, OrthogonalizesAStackLikeSeparateMatrices) {
