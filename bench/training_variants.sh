@@ -32,7 +32,7 @@ while read -r name flags; do
         median=$(grep -o '"ms":[0-9.]*' "$place/run/metrics.jsonl" | cut -d: -f2 | sort -n | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }')
         echo "$name: $(sed -n 's/^val_loss: /val_loss /p; s/^loss: /loss /p' "$place/log" | paste -sd' ') ms $median s $((SECONDS - began))"
     fi
-    [ -z "$runs" ] || { mkdir -p "$runs/$name" && cp "$place"/run/{config.json,metrics.jsonl} "$runs/$name"; }
+    [ -z "$runs" ] || [ ! -f "$place/run/config.json" ] || { mkdir -p "$runs/$name" && cp "$place"/run/{config.json,metrics.jsonl} "$runs/$name"; }
     rm -rf "$place/run"
     ((SECONDS - began <= longest)) || longest=$((SECONDS - began))
 done
