@@ -3,9 +3,9 @@
 #include <cmath>
 #include <cstdio>
 #include <iostream>
-#include <map>
 #include <set>
 
+#include <gradtile/core/available_memory.h>
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/tools/command_line/commands.h>
@@ -14,6 +14,7 @@
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/plan/cost_fit.h>
 #include <gradtile/tools/plan/trained_runs.h>
+#include <gradtile/train/memory_choice.h>
 #include <gradtile/train/memory_request.h>
 
 namespace gradtile::cli {
@@ -94,6 +95,13 @@ struct Prediction {
     double efficiency = no_value;  ///< tokens_per_second / (GPUs * tokens_per_second with one GPU)
 };
 
+/// The settings that `gradtile train --memory-budget` chooses for a ZeRO level.
+struct WayToFit {
+    std::int64_t zero;
+    std::string choices;  ///< or, without a prediction, why nothing fits
+    std::optional<Prediction> prediction = std::nullopt;
+};
+
 class Planner {
   public:
     explicit Planner(const Flags& flags)
@@ -138,6 +146,24 @@ class Planner {
         return rows;
     }
 
+    /// Returns how the run fits the GPUs' memory, for each ZeRO level unless one was given.
+    std::vector<WayToFit> ways_to_fit() const {
+        const std::size_t unplanned = unplanned_memory(Device::cuda());
+        const std::size_t left = budget() - std::min(budget(), unplanned);
+        std::vector<WayToFit> ways;
+        for (const std::int64_t zero : zero_levels()) {
+            TrainConfig run = config;
+            run.zero = zero;
+            try {
+                const MemoryChoice choice = choose_within(ctx_, run, flags_.gpus, config.model.prefix, left);
+                ways.push_back({zero, choice.description, predicted(choice.config, flags_.gpus)});
+            } catch (const Error& error) {
+                ways.push_back({zero, error.what()});
+            }
+        }
+        return ways;
+    }
+
     std::vector<std::string> notes() const {
         std::vector<std::string> lines = h200_provenance();
         if (!flags_.measurements.empty())
@@ -180,11 +206,15 @@ class Planner {
         return scaled;
     }
 
-    std::size_t memory_of(const MemoryRequest& request) const {
-        const auto [known, is_new] =
-            totals_.try_emplace(std::pair{request.micro_batch, request.optimizer_shards}, 0);
-        if (is_new) known->second = plan_memory(ctx_, request).total();
-        return known->second;
+    std::vector<std::int64_t> zero_levels() const {
+        if (flags_.gpus == 1 || config.given.contains("zero") || config.zero > 0) return {config.zero};
+        std::vector<std::int64_t> levels;
+        visit_settings(config, [&](const Setting& setting, const auto&) {
+            if (setting.name != std::string_view("zero")) return;
+            for (std::int64_t zero = 0; static_cast<double>(zero) <= setting.range.max; ++zero)
+                levels.push_back(zero);
+        });
+        return levels;
     }
 
     Prediction predicted(const TrainConfig& scaled, std::int64_t gpus) const {
@@ -194,7 +224,7 @@ class Planner {
         const double tokens = static_cast<double>(scaled.batch * scaled.model.context);
         return {.layout = layout,
                 .batch = scaled.batch,
-                .memory = memory_of(memory_request(scaled, Device::cuda(), gpus)),
+                .memory = plan_memory(ctx_, memory_request(scaled, Device::cuda(), gpus)).total(),
                 .cost = cost,
                 .tokens_per_second = tokens / cost.seconds()};
     }
@@ -203,7 +233,6 @@ class Planner {
     CostConstants constants_;
     Link network_;
     Context ctx_;
-    mutable std::map<std::pair<std::int64_t, std::int64_t>, std::size_t> totals_;  // cached dry runs
 };
 
 JsonValue json_of(const Prediction& p) {
@@ -221,10 +250,18 @@ JsonValue json_of(const Prediction& p) {
                               {"network_bytes", p.cost.wire.network}});
 }
 
+JsonValue json_of(const WayToFit& way) {
+    JsonValue row = JsonValue::object({{"zero", way.zero}, {"chosen", way.choices}});
+    row.set("prediction", way.prediction ? json_of(*way.prediction) : JsonValue());
+    return row;
+}
+
 void print_json(const Planner& planner, const Flags& flags) {
     const MemoryPlan memory = planner.memory();
     std::vector<JsonValue> rows;
     for (const Prediction& row : planner.predictions()) rows.push_back(json_of(row));
+    std::vector<JsonValue> ways;
+    for (const WayToFit& way : planner.ways_to_fit()) ways.push_back(json_of(way));
     const JsonValue plan =
         JsonValue::object({{"gpus", flags.gpus},
                            {"parameters", memory.parameters},
@@ -240,9 +277,32 @@ void print_json(const Planner& planner, const Flags& flags) {
                                                          {"total_bytes", memory.total()}})},
                            {"fits", memory.total() <= planner.budget()},
                            {"largest_micro_batch", planner.largest_micro_batch()},
+                           {"ways_to_fit", ways},
                            {"predictions", rows},
                            {"notes", planner.notes()}});
     std::cout << plan.dump(2) << '\n';
+}
+
+void print_ways_to_fit(const Planner& planner, const Flags& flags) {
+    Table table({{"zero", "zero", Column::Kind::number, 5},
+                 {"gib", "GiB each"},
+                 {"ms", "ms/step"},
+                 {"tokens", "tokens/s", Column::Kind::number, 12},
+                 {"chosen", "with", Column::Kind::text, 4}},
+                /*json=*/false,
+                concat("what --memory-budget ", flags.gpu_memory, "GiB chooses for ", flags.gpus,
+                       flags.gpus == 1 ? " GPU" : " GPUs"));
+    for (const WayToFit& way : planner.ways_to_fit()) {
+        const auto number = [&](auto value_of) {
+            return way.prediction ? value_of(*way.prediction) : no_value;
+        };
+        table.add({static_cast<double>(way.zero),
+                   number([](const Prediction& p) { return static_cast<double>(p.memory) / gib; }),
+                   number([](const Prediction& p) { return 1e3 * p.cost.seconds(); }),
+                   number([](const Prediction& p) { return p.tokens_per_second; }),
+                   way.choices.empty() ? "the settings as they are" : way.choices});
+    }
+    std::cout << '\n' << std::flush;
 }
 
 void print_plan(const Planner& planner, const Flags& flags) {
@@ -254,6 +314,7 @@ void print_plan(const Planner& planner, const Flags& flags) {
               << memory << (memory.total() <= planner.budget() ? "fits into " : "does not fit into ")
               << flags.gpu_memory << " GiB: " << planner.what_fits() << "\n\n"
               << std::flush;
+    print_ways_to_fit(planner, flags);
 
     Table table({{"gpus", "GPUs", Column::Kind::number, 6},
                  {"nodes", "nodes", Column::Kind::number, 6},

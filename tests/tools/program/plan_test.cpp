@@ -120,6 +120,31 @@ TEST(Plan, PrintsTheLargestMicroBatchThatFits) {
                 HasSubstr(concat("does not fit into 8 GiB: the largest micro-batch that fits is ", largest)));
 }
 
+TEST(Plan, SaysWhatAMemoryBudgetChoosesForEachZeroLevel) {
+    const Arguments small = gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"};
+    const json ways = plan_of(small).at("ways_to_fit");
+    ASSERT_GE(ways.size(), 3U);
+    for (std::size_t zero = 0; zero < ways.size(); ++zero) {
+        EXPECT_EQ(ways[zero].at("zero"), zero);
+        const json& prediction = ways[zero].at("prediction");
+        EXPECT_LE(prediction.at("memory_bytes"), 7LL << 30) << "1 GiB is for CUDA";
+        EXPECT_EQ(prediction.at("gpus"), 2);
+        EXPECT_THAT(ways[zero].at("chosen").get<std::string>(), HasSubstr("recompute"));
+    }
+    const json given = plan_of(small + Arguments{"--zero", "1"}).at("ways_to_fit");
+    ASSERT_EQ(given.size(), 1U);
+    EXPECT_EQ(given[0], ways[1]);
+    EXPECT_EQ(plan_of(gpt2_plan(1, 8)).at("ways_to_fit")[0].at("chosen"), "");
+    EXPECT_THAT(run(small).out, HasSubstr("what --memory-budget 8GiB chooses for 2 GPUs"));
+}
+
+TEST(Plan, SaysTheSmallestNeedIfNothingFits) {
+    const json ways = plan_of(gpt2_plan(1, 8) + Arguments{"--gpu-memory", "1.25"}).at("ways_to_fit");
+    ASSERT_EQ(ways.size(), 1U);
+    EXPECT_TRUE(ways[0].at("prediction").is_null());
+    EXPECT_THAT(ways[0].at("chosen").get<std::string>(), HasSubstr("smallest need"));
+}
+
 TEST(Plan, AgreesWithTheMemoryPlanOfTraining) {
     const TemporaryDirectory place;
     const Arguments training =
