@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <vector>
 
-#include <gradtile/train/optimizers/averaged_optimizer.h>
 #include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/parallel/data_parallel.h>
 
@@ -67,10 +66,7 @@ std::unique_ptr<Optimizer> make_optimizer(const Context& ctx, const ParameterSto
             return settings.make(ctx, parameters, setup, shard);
         }
     };
-    std::unique_ptr<Optimizer> optimizer = visit_optimizer(config.optimizer, config.optimizer_settings, make);
-    if (config.average_decay == 0.0) return optimizer;
-    return std::make_unique<AveragedOptimizer>(ctx, parameters, std::move(optimizer), config.average_decay,
-                                               shard);
+    return visit_optimizer(config.optimizer, config.optimizer_settings, make);
 }
 
 ParameterUpdate update_of(const TrainConfig& config, const Parameter& parameter) {
@@ -114,11 +110,6 @@ OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int6
                              update.row_moments * accumulator_bytes;
                      part.product_flops += update.product_flops;
                  });
-    if (config.average_decay > 0.0)
-        for (const ShardBucket& bucket : buckets)
-            for (const auto& [range, owner] : bucket.parts)
-                parts[static_cast<std::size_t>(owner)].state_bytes +=
-                    static_cast<std::size_t>(range.length) * accumulator_bytes;
     OptimizerPart largest{.elements = static_cast<std::size_t>(largest_shard(buckets, processes)),
                           .master_bytes = master_bytes(config.masters)};
     for (const OptimizerPart& part : parts) {

@@ -34,7 +34,6 @@ bool Trainer::replays_graph() const {
 /// Returns an empty result when the step was dropped; the state is then as before the step.
 std::optional<StepReport> Trainer::train_step() {
     const std::int64_t step = step_ + 1;
-    if (averaged_) exchange_average();
     std::optional<StepReport> report;
     try {
         report = runner_->run_step(step, /*prepares_next=*/step < end_, clock_ ? clock_->used() : 0.0);
@@ -125,18 +124,12 @@ void Trainer::count_time(StepReport& report) {
     report.budget_used = clock_->used();
 }
 
-void Trainer::exchange_average() {
-    Replica& replica = runner_->replica();
-    if (replica.optimizer->exchange_average(replica.model.ctx)) averaged_ = !averaged_;
-}
-
 /// Evaluates, records and saves after a step, where each is due.
 void Trainer::finish_step(StepReport report, std::int64_t stop_after) {
     unfinished_ = report;
     if (clock_ && !report.budget_used) count_time(report);
     unfinished_ = report;
     const bool last = step_ == end_;
-    if (last && !averaged_) exchange_average();
     bool best = false;
     if (runner_->evaluates() && (pending_evaluation_ || is_due(step_, config_.eval_every) || last) &&
         !evaluate_into(report, best)) {

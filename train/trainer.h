@@ -14,10 +14,6 @@
 /// rates follow the clock of rank 0, so another run has other results. config.replay_clock names a run whose
 /// clock is used again; then the results are equal as above.
 ///
-/// With config.average_decay the weights become their average after the last step, before its evaluation and
-/// save. The last checkpoint keeps the weights themselves in the place of the average, so that a resume with
-/// more steps continues with them.
-///
 /// A Trainer writes metrics and checkpoints. Everything else that a run may show or write is added through
 /// its callbacks (on_step() and the following).
 ///
@@ -226,7 +222,6 @@ class Trainer {
     void record_finished(std::int64_t stop_after);
     void conclude_step(StepReport report, bool best, std::int64_t stop_after);
     void count_time(StepReport& report);
-    void exchange_average();
     bool evaluate_into(StepReport& report, bool& best);
     void handle_bad_step(const StepReport& report);
     [[noreturn]] void stop_after_bad_steps(const StepReport& report);
@@ -260,7 +255,6 @@ class Trainer {
 
     std::int64_t end_ = 0;
     std::int64_t step_ = 0;
-    bool averaged_ = false;                         // the weights are exchanged with their average
     std::optional<StepReport> pending_evaluation_;  // report of step_ if its evaluation was abandoned
     // The report of step_: before it is evaluated, and from then on. Both are empty before the first step.
     std::optional<StepReport> unfinished_, finished_;

@@ -65,7 +65,6 @@ constexpr const char* content_key = "content";
 // Keys in a checkpoint's meta.
 constexpr const char* algorithms_key = "matrix_algorithms";
 constexpr const char* pending_evaluation_key = "evaluation_left";
-constexpr const char* averaged_key = "averaged";
 constexpr const char* budget_used_key = "budget_used";  // in schedule
 
 /// Returns the thread count. The processes on a host share its cores, unless each process is bound to some
@@ -474,7 +473,6 @@ Checkpoint Trainer::snapshot_without_tensors() const {
          {"bad_steps_in_a_row", bad_steps_in_a_row_},
          {"device", concat(model().ctx.device())},
          {"matrix_library", model().ctx.device().is_cpu() ? cpu_matrix_library() : "cuBLAS"}});
-    if (averaged_) checkpoint.meta.set(averaged_key, true);
     if (pending_evaluation_) checkpoint.meta.set(pending_evaluation_key, to_json(*pending_evaluation_));
     if (!identity_.empty()) checkpoint.meta.set(run_identity_key, identity_);
     if (const auto algorithms = gemm_algorithms(model().ctx); !algorithms.empty())
@@ -505,7 +503,6 @@ void Trainer::restore_position(const Checkpoint& checkpoint, const std::string& 
         if (clock_) used = meta["schedule"][budget_used_key].number();
         bad_steps = meta["bad_steps"].get<std::int64_t>();
         bad_steps_in_a_row = meta["bad_steps_in_a_row"].get<std::int64_t>();
-        averaged_ = meta.contains(averaged_key) && meta[averaged_key].get<bool>();
         val_loss_ = optional_of<double>(meta, "val_loss");
         pending_evaluation_.reset();
         if (const JsonValue* const report = meta.find(pending_evaluation_key))

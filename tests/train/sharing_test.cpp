@@ -461,7 +461,6 @@ const OperatorRow operator_table[] = {
     {"layers/transformer/transformer_block.h: add_to_x0", through},
     {"layers/transformer/transformer_block.h: backward", through},
     {"layers/transformer/transformer_block.h: forward", through},
-    {"train/optimizers/averaged_optimizer.h: step", in_place},
     {"train/optimizers/elementwise_optimizer.h: step", in_place},
     {"train/optimizers/global_norm.h: clip_global_norm", returns_new},
     {"train/optimizers/global_norm.h: global_norm", returns_new},

@@ -219,7 +219,6 @@ inline constexpr RunSetting run_settings[] = {
                    c.optimizer = kind_of<LionSettings>;
                    c.lr = 3e-4;
                    c.moment_dtype = MomentFormat::bf16;
-                   c.average_decay = 0.9;
                }},
     RunSetting{"moments_in_8_bits",
                [](TrainConfig& c) {
@@ -243,11 +242,6 @@ inline constexpr RunSetting run_settings[] = {
                    c.dtype = TrainDType::bf16;
                    c.masters = MasterFormat::split;
                    c.micro_batch = 2;
-               }},
-    RunSetting{"averaged",
-               [](TrainConfig& c) {
-                   c.dtype = TrainDType::bf16;
-                   c.average_decay = 0.9;
                }},
     RunSetting{"window_warmup",
                [](TrainConfig& c) {

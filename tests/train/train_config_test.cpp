@@ -63,6 +63,16 @@ TEST(TrainConfig, UnknownKeyIsRefusedWithTheNearestKnownOne) {
               "a.json: unknown setting 'warmpu'; did you mean 'warmup'?");
 }
 
+/// Files of earlier versions hold settings that were removed.
+TEST(TrainConfig, RemovedSettingsAreReadIfTheyWereOff) {
+    TrainConfig config;
+    apply_config_text(config, R"({"smear": false, "average-decay": 0.0, "layers": 3})", "a.json");
+    EXPECT_EQ(config.model.layers, 3);
+    for (const char* on : {R"({"smear": true})", R"({"average-decay": 0.9})"})
+        EXPECT_THAT(message_of([&] { apply_config_text(config, on, "a.json"); }),
+                    HasSubstr("a.json: unknown setting '"));
+}
+
 TEST(TrainConfig, DeeplyNestedValuesAreRefusedWithoutPrintingThem) {
     TrainConfig config;
     const std::size_t depth = 1'000'000;
@@ -203,12 +213,6 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
          "wsd-shape: \"cosine\" without schedule wsd; expected linear"},
         {[](TrainConfig& c) { c.masters = MasterFormat::split; },
          "masters: \"split\" without dtype bf16; expected f32"},
-        {[](TrainConfig& c) {
-             c.dtype = TrainDType::bf16;
-             c.masters = MasterFormat::split;
-             c.average_decay = 0.9;
-         },
-         "masters: \"split\" with average-decay; expected f32"},
         {[](TrainConfig& c) { c.adapters.frozen_format = WeightFormat::nf4; },
          "frozen-dtype: \"nf4\" without lora-rank, so that no matrix is frozen; expected same"},
         {[](TrainConfig& c) { c.batch_start = 6; },

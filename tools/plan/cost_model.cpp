@@ -171,7 +171,6 @@ double update_bytes_beyond_adamw(const TrainConfig& config, const ParameterStore
     const OptimizerPart all = largest_optimizer_part(parameters, elements, config, 1);
     const double state = static_cast<double>(all.state_bytes) / static_cast<double>(elements);
     double bytes = 2 * (state - 2 * sizeof(float));
-    if (config.average_decay > 0.0) bytes += sizeof(float);  // the weights that are averaged
     // Remainders instead of masters, and the values that they belong to.
     if (config.masters == MasterFormat::split) bytes += 2 * (2.0 - sizeof(float)) + 2;
     return bytes;

@@ -30,9 +30,6 @@ std::span<const RefusedCombination> refused_combinations() {
         {"masters",
          [](const TrainConfig& c) { return c.masters == MasterFormat::split && c.dtype != TrainDType::bf16; },
          "without dtype bf16; expected f32"},
-        {"masters",
-         [](const TrainConfig& c) { return c.masters == MasterFormat::split && c.average_decay > 0.0; },
-         "with average-decay; expected f32"},
         {"frozen-dtype",
          [](const TrainConfig& c) {
              return c.adapters.frozen_format != WeightFormat::same && c.adapters.rank == 0;

@@ -391,17 +391,12 @@ void visit_optimization_settings(Config& c, Visit& visit) {
           c.max_bad_steps);
 }
 
-/// Sizes, shapes and averages that change during a run. visit_optimization_settings() has the learning rate.
+/// Sizes and shapes that change during a run. visit_optimization_settings() has the learning rate.
 template <class Config, class Visit>
 void visit_schedule_settings(Config& c, Visit& visit) {
     using enum SettingGroup;
     visit(Setting{"wsd-shape", "wsd: how the rate falls at the end, from lr to min-lr", training},
           c.wsd_shape);
-    visit(Setting{"average-decay",
-                  "the run's last weights are the moving average, with this decay, of the weights after each "
-                  "step; 0: they are those of the last step",
-                  training, setting_limits::proper_fraction, step_users},
-          c.average_decay);
     visit(Setting{"batch-start",
                   "sequences of the first step; they double in batch-warmup steps up to batch; 0: batch",
                   training, Range{0, setting_limits::max_sequences}},

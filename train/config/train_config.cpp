@@ -92,6 +92,12 @@ JsonValue in_present_form(std::string_view name, const JsonValue& value) {
     return value == 0 ? std::string() : value.dump();
 }
 
+/// Whether a setting existed once, and was off: files of earlier versions hold all settings.
+bool was_removed(std::string_view name, const JsonValue& value) {
+    if (name == "average-decay") return value == 0.0;
+    return name == "smear" && value == false;
+}
+
 int usable_gpus(DeviceChoice choice) {
     switch (choice) {
         case DeviceChoice::cpu:
@@ -131,7 +137,8 @@ void apply_json(TrainConfig& config, const JsonValue& settings, const std::strin
     visit_settings(config, [&](const Setting& setting, const auto&) { known.emplace_back(setting.name); });
     for (const auto& [key, value] : settings.items()) {
         const bool is_known = std::find(known.begin(), known.end(), key) != known.end();
-        check(is_known, source, ": unknown setting '", key, "'", did_you_mean(key, known));
+        check(is_known || was_removed(key, value), source, ": unknown setting '", key, "'",
+              did_you_mean(key, known));
     }
     if (settings.contains("preset")) {
         std::string name;

@@ -26,7 +26,7 @@ enum class ScheduleKind { cosine, wsd, linear, constant };
 enum class CooldownShape { linear, one_minus_sqrt, cosine };
 enum class TrainDType { f32, bf16 };
 enum class DeviceChoice { automatic, cpu, cuda };
-/// Selects the state that a run on a GPU keeps in host memory. optimizer: masters, moments and averages.
+/// Selects the state that a run on a GPU keeps in host memory. optimizer: masters and moments.
 enum class Offload { none, optimizer };
 
 struct TrainConfig {
@@ -75,8 +75,6 @@ struct TrainConfig {
     std::int64_t context_warmup = 0;  ///< steps in which context_start doubles up to the context
     std::int64_t window_start = 0;    ///< keys that a token sees in any layer at step 1, at most; 0: no limit
     std::int64_t window_warmup = 0;   ///< steps in which window_start doubles up to the layers' windows
-    /// Decay of the weights' moving average, which the weights become after the last step; 0: no average.
-    double average_decay = 0.0;
     double embedding_lr_factor = 1.0;  ///< of token and position embeddings on lr
     double head_lr_factor = 1.0;       ///< of an output head with its own weight on lr
     double vector_lr_factor = 1.0;     ///< of biases, norm weights and other vectors on lr

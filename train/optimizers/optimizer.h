@@ -159,9 +159,6 @@ class Optimizer {
     }
     /// Returns all tensors, except the weights, that the next step depends on, in a fixed order.
     virtual std::vector<StateTensor> state() const = 0;
-    /// Exchanges the weights, with their 16-bit values, and the average that the optimizer keeps of them; a
-    /// second call undoes this. Call between steps. Returns false, without a change, if there is no average.
-    virtual bool exchange_average(const Context&) { return false; }
 
     std::size_t state_bytes() const {
         std::size_t sum = 0;

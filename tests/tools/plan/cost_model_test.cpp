@@ -149,7 +149,6 @@ TEST(CostModel, CountsTheBytesOfTheOptimizersState) {
                 1e-6);
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.moment_dtype = MomentFormat::int8; }),
                 -11.75 * share, 1e-6);
-    EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.average_decay = 0.9; }), 12, 1e-6);
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.masters = MasterFormat::split; }), -2, 1e-6);
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) {
                     c.optimizer = kind_of<LionSettings>;

@@ -160,7 +160,7 @@ TEST_F(DataParallelTraining, ShardedGradientsAreBitIdenticalToWholeOnes) {
     const Arguments records = {"--x0-lambdas", "--unet-skips", "--value-embeddings", "--attention-gate",
                                "--embedding-norm"};
     const Arguments narrow = {"--dtype", "bf16", "--masters", "split", "--moment-dtype", "int8"};
-    const Arguments averaged = {"--recompute", "block", "--average-decay", "0.8", "--dropout", "0.1"};
+    const Arguments recomputed = {"--recompute", "block", "--dropout", "0.1"};
     const Arguments packed = {"--packed", "--document-token", "10", "--tokenizer", "bytes"};
     const Arguments shared = {"--context-parallel", "2", "--positions", "rope"};
     for (const auto& [ranks, optimizer, variant] : {std::tuple{2, "adamw", tied},
@@ -169,7 +169,7 @@ TEST_F(DataParallelTraining, ShardedGradientsAreBitIdenticalToWholeOnes) {
                                                     {2, "lion", narrow},
                                                     {4, "muon", records},
                                                     {3, "muon", narrow},
-                                                    {2, "muon", averaged},
+                                                    {2, "muon", recomputed},
                                                     {4, "lion", packed},
                                                     {4, "adamw", shared}}) {
         SCOPED_TRACE(concat(optimizer, " with ", variant.front(), ", ", ranks, " processes"));
@@ -306,14 +306,11 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfTheRecor
 /// because its norm is summed in another order.
 TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
     const Arguments normuon = {"--muon-split", "--muon-beta2", "0.9", "--cautious-decay"};
-    const Arguments averaged = {"--steps", "12", "--average-decay", "0.8"};
     const Arguments rounded = {"--moment-dtype", "bf16"}, in_8_bits = {"--moment-dtype", "int8"},
                     split = {"--masters", "split"};
     for (const auto& [dtype, ranks, variant] : {std::tuple{"f32", 3, Arguments()},
                                                 {"bf16", 2, Arguments()},
                                                 {"f32", 2, normuon},
-                                                {"f32", 3, averaged},
-                                                {"bf16", 2, averaged},
                                                 {"bf16", 3, rounded},
                                                 {"f32", 3, in_8_bits},
                                                 {"bf16", 3, split}}) {
@@ -340,14 +337,14 @@ TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
 /// anything in the gradients' padding, which the gradient norm and blocks of moments include.
 TEST_F(DataParallelTraining, SavesAndResumesOfAShardedStateChangeNoLaterStep) {
     const Arguments rounded = {"--moment-dtype", "bf16"}, in_8_bits = {"--moment-dtype", "int8"},
-                    averaged = {"--average-decay", "0.8"}, split = {"--dtype", "bf16", "--masters", "split"};
+                    split = {"--dtype", "bf16", "--masters", "split"};
     for (const auto& [optimizer, zero, variant] : {std::tuple{"adamw", "1", Arguments()},
                                                    {"adamw", "1", rounded},
                                                    {"adamw", "1", in_8_bits + split},
-                                                   {"lion", "1", in_8_bits + averaged},
+                                                   {"lion", "1", in_8_bits},
                                                    {"muon", "1", in_8_bits},
                                                    {"adamw", "2", in_8_bits + split},
-                                                   {"lion", "2", averaged},
+                                                   {"lion", "2", Arguments()},
                                                    {"muon", "2", in_8_bits}}) {
         const Arguments flags =
             Arguments{"--optimizer", optimizer, "--zero", zero, "--steps", "7", "--eval-every", "0"} +

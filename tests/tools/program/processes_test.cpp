@@ -479,10 +479,9 @@ class ReplacedRanks : public Processes {
 };
 
 TEST_F(ReplacedRanks, KilledOnesCostNoStep) {
-    const std::vector<Arguments> settings = {
-        {"--eval-every", "7"},
-        {"--average-decay", "0.9", "--eval-every", "3", "--optimizer", "muon"},
-        {"--dtype", "bf16", "--micro-batch", "1"}};
+    const std::vector<Arguments> settings = {{"--eval-every", "7"},
+                                             {"--eval-every", "3", "--optimizer", "muon"},
+                                             {"--dtype", "bf16", "--micro-batch", "1"}};
     for (int ranks = 2; ranks <= 4; ++ranks) {
         ranks_ = fault_processes > 0 ? fault_processes : ranks;
         lose_ranks(SIGKILL, 60.0, settings[static_cast<std::size_t>(ranks - 2)]);

@@ -88,27 +88,6 @@ TEST_P(EveryOptimizer, HasThePlannedBytes) {
     }
 }
 
-/// The average counts every element that a process updates, padding included.
-TEST_P(EveryOptimizer, HasThePlannedBytesWithAnAverage) {
-    TrainConfig config;
-    config.optimizer = GetParam();
-    config.average_decay = 0.9;
-    config.moment_dtype = MomentFormat::bf16;  // the average stays in float32
-    config.model = {.layers = 3, .heads = 2, .width = 64, .context = 32, .vocabulary = 101};
-    config.micro_batch = 1;
-    config.zero = 1;
-    for (const int processes : {1, 2, 3}) {
-        config.batch = processes;
-        std::size_t largest = 0;
-        for (int rank = 0; rank < processes; ++rank)
-            largest = std::max(largest, allocated_part(config, rank, processes).state_bytes);
-        EXPECT_EQ(plan_memory(Context(Device::cpu(), 1), memory_request(config, Device::cpu(), processes))
-                      .optimizer,
-                  largest - 4)  // the average's update counter
-            << processes;
-    }
-}
-
 /// The row counts of q, k and v, and of gate and up, also where LoRA's adapters change them.
 TEST(ConfiguredOptimizer, MuonSplitsPackedMatrices) {
     ParameterStore store, frozen;
