@@ -21,6 +21,7 @@
 #include <gradtile/core/cuda/device/early_start.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
 #include <gradtile/core/cuda/device/reduce.cuh>
+#include <gradtile/core/internal/block_table.h>
 
 namespace gradtile::attention::cuda::decoding {
 
@@ -58,10 +59,10 @@ struct NewHeads {
 template <class T>
 struct CachedHeads {
     T* data;
-    std::int64_t slot_stride, key_stride, head_stride;
+    std::int64_t block_stride, key_stride, head_stride;
 
-    __device__ __forceinline__ T* at(int slot, int head) const {
-        return data + slot * slot_stride + head * head_stride;
+    __device__ __forceinline__ T* at(int block, int key_in_block, int head) const {
+        return data + block * block_stride + key_in_block * key_stride + head * head_stride;
     }
 };
 
@@ -75,7 +76,8 @@ struct DecodeParameters {
     int heads, kv_heads, group, head_dim;  // group: query heads that share a K/V head
     int tokens;                            // new tokens per text
     int query_sets;                        // thread blocks that share a K/V head and a split
-    int cache_slots, context;
+    BlockTable blocks;
+    int context;
     device::DeviceMask mask;  // for a text at the context's end
     ScoreOptions scores;
     float scale;
@@ -173,12 +175,18 @@ class DecodeThread {
         position_ = __ldcg(p.positions + text_);
         slot_ = __ldcg(p.slots + text_);
         if (p.cluster_log2 > 0) receiver_.await_all_begun();
-        exists_ = position_ >= 0 && position_ <= p.context - p.tokens && slot_ >= 0 && slot_ < p.cache_slots;
         mask_ = p.mask;
         mask_.offset = position_;
-        if (exists_)
-            keys_ = keys_of_split<Block>(mask_.first_key(token_of(0)), mask_.end_key(token_of(queries - 1)),
-                                         split_, static_cast<int>(gridDim.x));
+        exists_ = position_ >= 0 && position_ <= p.context - p.tokens && slot_ >= 0 && slot_ < p.blocks.slots;
+        if (!exists_) return;
+        // All these entries are loaded before one of them is used.
+        first_new_block_ = block_of(position_);
+        last_new_block_ = block_of(position_ + p.tokens - 1);
+        keys_ = keys_of_split<Block>(mask_.first_key(token_of(0)), mask_.end_key(token_of(queries - 1)),
+                                     split_, static_cast<int>(gridDim.x));
+        find_blocks(keys_.begin);
+        exists_ = p.blocks.in_cache(first_new_block_) && p.blocks.in_cache(last_new_block_);
+        if (!exists_) keys_ = {0, 0, 0};
     }
 
     __device__ __forceinline__ bool has_keys() const { return keys_.begin < keys_.end; }
@@ -187,6 +195,7 @@ class DecodeThread {
     __device__ __forceinline__ void read_ahead() {
         load_cached(k_, p_.cached_k, keys_.begin);
         load_cached(v_, p_.cached_v, keys_.begin);
+        find_blocks(keys_.begin + Block::pass_keys);
 #pragma unroll
         for (int h = 0; h < queries; ++h)
             formulas_[h] = p_.scores.template rule_of<float>(text_, head_of(h)).formula;
@@ -258,6 +267,7 @@ class DecodeThread {
             if (next_pass >= keys_.end) break;
             load_cached(v_, p_.cached_v, next_pass);
             load_new(v_, p_.v, next_pass);
+            find_blocks(next_pass + Block::pass_keys);
         }
     }
 
@@ -375,19 +385,36 @@ class DecodeThread {
         return pass + u * Block::keys + warp_ * Block::warp_keys + lane_ / lanes;
     }
 
-    /// Loads all keys but the new ones, from the L2 cache and not from L1, because another multiprocessor may
-    /// have written them.
-    __device__ __forceinline__ void load_cached(Vectors& to, const CachedHeads<T>& from, int pass) const {
-        const T* const head = from.at(exists_ ? slot_ : 0, kv_head_);
+    __device__ __forceinline__ int block_of(int key) const {
+        // Without a table the text's slot is the block.
+        return p_.blocks.entries == nullptr
+                   ? slot_
+                   : __ldg(p_.blocks.entries + std::int64_t{slot_} * p_.blocks.blocks_of_slot +
+                           (key >> p_.blocks.log2_rows));
+    }
+    /// Finds the blocks of a pass's keys. Called one pass ahead, so that no load of a key waits for the table.
+    __device__ __forceinline__ void find_blocks(int pass) {
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
             const int key = key_of(pass, u);
+            if (key < min(keys_.end, position_)) blocks_of_keys_[u] = block_of(key);
+        }
+    }
+
+    /// Loads all keys but the new ones, from the L2 cache and not from L1, because another multiprocessor may
+    /// have written them. Keys in a block outside the cache are NaN.
+    __device__ __forceinline__ void load_cached(Vectors& to, const CachedHeads<T>& from, int pass) const {
+#pragma unroll
+        for (int u = 0; u < unroll; ++u) {
+            const int key = key_of(pass, u), block = blocks_of_keys_[u];
+            const bool is_cached = key < min(keys_.end, position_), is_held = p_.blocks.in_cache(block);
+            const T* const head = from.at(is_cached && is_held ? block : 0, p_.blocks.row_in_block(key), kv_head_);
 #pragma unroll
             for (int j = 0; j < vectors; ++j) {
                 to[u][j] = uint4{};
-                if (key < min(keys_.end, position_) && column_of(j) < p_.head_dim)
-                    to[u][j] =
-                        __ldcg(reinterpret_cast<const uint4*>(head + key * from.key_stride + column_of(j)));
+                if (is_cached && column_of(j) < p_.head_dim)
+                    to[u][j] = is_held ? __ldcg(reinterpret_cast<const uint4*>(head + column_of(j)))
+                                       : uint4{~0u, ~0u, ~0u, ~0u};
             }
         }
     }
@@ -411,10 +438,11 @@ class DecodeThread {
         const int head_vectors = p_.head_dim / n;
         for (int i = thread_; i < p_.tokens * head_vectors; i += threads) {
             const int token = Block::several_tokens ? i / head_vectors : 0,
-                      column = (i - token * head_vectors) * n;
+                      column = (i - token * head_vectors) * n, key = position_ + token,
+                      block = key >> p_.blocks.log2_rows == position_ >> p_.blocks.log2_rows ? first_new_block_
+                                                                                              : last_new_block_;
             const auto copy = [&](const CachedHeads<T>& to, const NewHeads<const T>& from) {
-                *reinterpret_cast<uint4*>(to.at(slot_, kv_head_) + (position_ + token) * to.key_stride +
-                                          column) =
+                *reinterpret_cast<uint4*>(to.at(block, p_.blocks.row_in_block(key), kv_head_) + column) =
                     *reinterpret_cast<const uint4*>(from.at(text_, token, kv_head_) + column);
             };
             copy(p_.cached_k, p_.k);
@@ -520,6 +548,8 @@ class DecodeThread {
     int first_query_, own_queries_;  // among the queries that share the K/V head
     int position_, slot_;
     bool exists_;
+    int first_new_block_, last_new_block_;  // of the new keys
+    int blocks_of_keys_[unroll] = {};       // of the pass that is loaded next
     device::DeviceMask mask_;
     KeysOfSplit keys_{0, 0, 0};
     int cluster_, rank_, clusters_;

@@ -35,7 +35,7 @@ struct DecodePlan {
         while (plan.queries_together < std::min<std::int64_t>(queries, max_queries_together))
             plan.queries_together *= 2;
         plan.query_sets = static_cast<int>(ceil_div(queries, plan.queries_together));
-        const std::int64_t blocks = texts * kv_heads * plan.query_sets, context = cache.k.size(1),
+        const std::int64_t blocks = texts * kv_heads * plan.query_sets, context = cache.context(),
                            wanted = ceil_div(enough_blocks, blocks);
         const auto covers = [&](std::int64_t keys_of_split) {
             return plan.splits >= wanted || plan.splits * keys_of_split >= context;
