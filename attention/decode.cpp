@@ -95,8 +95,8 @@ void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const D
     check_sharing(ctx, "decode", written[2], {written[3]});
     if (o.elements() == 0) return;
     // Each text is a batch. All batches have a whole context's keys.
-    const Tensor keys = in.k.slice(1, 0, 1).expand(
-        {in.k.size(0), cache.context(), in.k.size(2), in.k.size(3)});
+    const Tensor keys =
+        in.k.slice(1, 0, 1).expand({in.k.size(0), cache.context(), in.k.size(2), in.k.size(3)});
     on_device(ctx, cpu::decode, cuda::decode, o, lse, in, cache, resolve(options, {}, in.q, keys), scratch);
 }
 
@@ -128,13 +128,15 @@ struct TextRows {
                                added.slice(1, begin - position, count));
                       });
     }
-    /// Returns rows [0, end) as [1, end, H, D]: a view if their blocks are neighbours in their order, else a copy
-    /// with zeros before `first`.
+    /// Returns rows [0, end) as [1, end, H, D]: a view if their blocks are neighbours in their order, else a
+    /// copy with zeros before `first`.
     Tensor all(const Context& ctx, const Tensor& cached, std::int64_t first, std::int64_t end) const {
         bool is_run = true;
-        for_each_part(cached, 0, end, [&](std::int64_t block, std::int64_t, std::int64_t begin, std::int64_t) {
-            is_run = is_run && block == block_of(0) + (begin >> blocks.log2_rows) && blocks.in_cache(static_cast<int>(block));
-        });
+        for_each_part(cached, 0, end,
+                      [&](std::int64_t block, std::int64_t, std::int64_t begin, std::int64_t) {
+                          is_run = is_run && block == block_of(0) + (begin >> blocks.log2_rows) &&
+                                   blocks.in_cache(static_cast<int>(block));
+                      });
         const std::int64_t used = ceil_div(end, cached.size(1));
         if (is_run && (used == 1 || cached.stride(0) == cached.size(1) * cached.stride(1)))
             return cached.slice(0, block_of(0), used)

@@ -1,4 +1,5 @@
 // Rows of the token before on the GPU. A thread writes one vector of a row.
+#include <gradtile/core/internal/block_table.h>
 #include <gradtile/layers/internal/previous_token_backend.h>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/layers/device/place.cuh>
@@ -106,7 +107,8 @@ __global__ void __launch_bounds__(row_threads) step_rows_kernel(const StepRows<T
     const T own = p.x[row][column];
     T previous{};
     if (position >= 0 && position < p.capacity && slot >= 0 && slot < p.blocks.slots) {
-        const int last_block = p.blocks.block_of(slot, position), new_block = p.blocks.block_of(slot, position + 1);
+        const int last_block = p.blocks.block_of(slot, position),
+                  new_block = p.blocks.block_of(slot, position + 1);
         if (p.blocks.in_cache(last_block) && p.blocks.in_cache(new_block)) {
             const auto cached = [&](int block, std::int32_t row_of_text) -> T& {
                 return p.cache[block * p.block_stride + p.blocks.row_in_block(row_of_text) * p.token_stride +

@@ -14,6 +14,7 @@
 
 #include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/internal/kernel_views.h>
+#include <gradtile/core/internal/block_table.h>
 #include <gradtile/attention/cuda/common/mask.cuh>
 #include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/core/cuda/device/cluster.cuh>
@@ -21,7 +22,6 @@
 #include <gradtile/core/cuda/device/early_start.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
 #include <gradtile/core/cuda/device/reduce.cuh>
-#include <gradtile/core/internal/block_table.h>
 
 namespace gradtile::attention::cuda::decoding {
 
@@ -392,7 +392,8 @@ class DecodeThread {
                    : __ldg(p_.blocks.entries + std::int64_t{slot_} * p_.blocks.blocks_of_slot +
                            (key >> p_.blocks.log2_rows));
     }
-    /// Finds the blocks of a pass's keys. Called one pass ahead, so that no load of a key waits for the table.
+    /// Finds the blocks of a pass's keys. Called one pass ahead, so that no load of a key waits for the
+    /// table.
     __device__ __forceinline__ void find_blocks(int pass) {
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
@@ -408,7 +409,8 @@ class DecodeThread {
         for (int u = 0; u < unroll; ++u) {
             const int key = key_of(pass, u), block = blocks_of_keys_[u];
             const bool is_cached = key < min(keys_.end, position_), is_held = p_.blocks.in_cache(block);
-            const T* const head = from.at(is_cached && is_held ? block : 0, p_.blocks.row_in_block(key), kv_head_);
+            const T* const head =
+                from.at(is_cached && is_held ? block : 0, p_.blocks.row_in_block(key), kv_head_);
 #pragma unroll
             for (int j = 0; j < vectors; ++j) {
                 to[u][j] = uint4{};
@@ -439,8 +441,9 @@ class DecodeThread {
         for (int i = thread_; i < p_.tokens * head_vectors; i += threads) {
             const int token = Block::several_tokens ? i / head_vectors : 0,
                       column = (i - token * head_vectors) * n, key = position_ + token,
-                      block = key >> p_.blocks.log2_rows == position_ >> p_.blocks.log2_rows ? first_new_block_
-                                                                                              : last_new_block_;
+                      block = key >> p_.blocks.log2_rows == position_ >> p_.blocks.log2_rows
+                                  ? first_new_block_
+                                  : last_new_block_;
             const auto copy = [&](const CachedHeads<T>& to, const NewHeads<const T>& from) {
                 *reinterpret_cast<uint4*>(to.at(block, p_.blocks.row_in_block(key), kv_head_) + column) =
                     *reinterpret_cast<const uint4*>(from.at(text_, token, kv_head_) + column);

@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. A cache in blocks: the rows of several texts in a tensor [blocks, block rows, ...], and a table that
-/// says which blocks belong to a text. Without a table, each text has one block.
+/// INTERNAL. A cache in blocks: the rows of several texts in a tensor [blocks, block rows, ...], and a table
+/// that says which blocks belong to a text. Without a table, each text has one block.
 #include <bit>
 #include <cstdint>
 
@@ -11,7 +11,8 @@ namespace gradtile {
 
 /// Finds the row of a text, on CPU and GPU.
 struct BlockTable {
-    const std::int32_t* entries;  ///< [slots, blocks_of_slot]; null: the block of a slot has the slot's number
+    const std::int32_t*
+        entries;  ///< [slots, blocks_of_slot]; null: the block of a slot has the slot's number
     int slots, blocks_of_slot;
     int blocks;     ///< in the cache
     int log2_rows;  ///< of a block; 31 without a table, so that all rows are in block 0

@@ -20,9 +20,7 @@ Tensor all_rows(const Tensor& kv) {
 
 KeyValueCache::KeyValueCache(Empty, const Context& ctx, const ModelConfig& config, DType dtype,
                              std::int64_t slots, std::int64_t tokens)
-    : capacity_(tokens),
-      more_rows_(more_rows_of(config)),
-      blocks_of_slot_(static_cast<std::size_t>(slots)) {
+    : capacity_(tokens), more_rows_(more_rows_of(config)), blocks_of_slot_(static_cast<std::size_t>(slots)) {
     check(capacity_ >= 1 && capacity_ <= config.context, "key/value cache: ", capacity_,
           " tokens; expected 1 to the context, ", config.context);
     const Tensor none = empty(ctx, {0, block_tokens, config.key_value_heads(), config.head_dim()}, dtype);
@@ -98,6 +96,11 @@ void KeyValueCache::update_table(const Context& ctx) {
     is_table_old_ = false;
 }
 
+void KeyValueCache::check_blocks(const Tensor& kv) const {
+    check(kv.rank() == 4 && kv.size(0) == blocks_ && kv.size(1) == block_tokens, "key/value cache: blocks ",
+          kv, "; expected [", blocks_, ", ", block_tokens, ", H, columns]");
+}
+
 /// Calls visit(rows [1, n, H, D], index of the first row) for a text's rows in neighbouring blocks.
 template <class Visit>
 void KeyValueCache::for_each_run(const Tensor& kv, std::int64_t slot, std::int64_t from, std::int64_t length,
@@ -143,6 +146,11 @@ std::optional<Tensor> KeyValueCache::view(const Tensor& kv, const EqualTexts& te
 
 void KeyValueCache::write(const Context& ctx, const Tensor& kv, const EqualTexts& texts, std::int64_t from,
                           const Tensor& rows) const {
+    check_blocks(kv);
+    check(rows.rank() == 4 && rows.size(0) == texts.count && rows.size(2) == kv.size(2) &&
+              rows.size(3) == kv.size(3),
+          "key/value cache: rows ", rows, " for ", texts.count, " texts in ", kv,
+          "; expected [texts, length, H, columns]");
     if (const auto to = view(kv, texts, from, rows.size(1))) return copy(ctx, *to, rows);
     for (std::int64_t i = 0; i < texts.count; ++i)
         for_each_run(kv, texts.first.slot + i, from, rows.size(1), [&](const Tensor& to, std::int64_t begin) {
@@ -152,6 +160,7 @@ void KeyValueCache::write(const Context& ctx, const Tensor& kv, const EqualTexts
 
 Tensor KeyValueCache::read(const Context& ctx, const Tensor& kv, const EqualTexts& texts, std::int64_t from,
                            std::int64_t length) const {
+    check_blocks(kv);
     const Shape shape{texts.count, length, kv.size(2), kv.size(3)};
     // Texts whose blocks are not neighbours are in groups of their own.
     if (ctx.is_planning()) return empty(ctx, {1, length, kv.size(2), kv.size(3)}, kv.dtype()).expand(shape);
@@ -198,9 +207,8 @@ std::vector<EqualTexts> equal_texts(std::span<const PackedTexts::Text> texts, co
         const bool are_equal = !groups.empty() && text.start == groups.back().first.start &&
                                text.length == groups.back().first.length &&
                                text.slot == groups.back().first.slot + groups.back().count;
-        const bool joins = are_equal && (text.start == 0 ||
-                                         (row >= 0 && last_row >= 0 && row > last_row &&
-                                          (step == 0 || row - last_row == step)));
+        const bool joins = are_equal && (text.start == 0 || (row >= 0 && last_row >= 0 && row > last_row &&
+                                                             (step == 0 || row - last_row == step)));
         step = joins ? row - last_row : 0;
         last_row = row;
         if (joins) {

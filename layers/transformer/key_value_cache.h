@@ -2,8 +2,8 @@
 /// Keys and values for the tokens that a model has read. With them, next-token logits cost one row per matrix
 /// product instead of the whole text (Pope et al. 2022, "Efficiently Scaling Transformer Inference", section
 /// 2). They are in blocks that the texts take from a common pool as they grow (Kwon et al. 2023, "Efficient
-/// Memory Management for Large Language Model Serving with PagedAttention", section 4), so that memory follows
-/// the tokens that exist, and a short text beside a long one takes little.
+/// Memory Management for Large Language Model Serving with PagedAttention", section 4), so that memory
+/// follows the tokens that exist, and a short text beside a long one takes little.
 #include <cstdint>
 #include <optional>
 #include <set>
@@ -20,8 +20,8 @@ struct EqualTexts;
 
 /// Holds up to capacity() tokens for each of several texts. Each text has a slot, and takes blocks with
 /// resize(). Keys with rotary or learned positions depend on their tokens' positions. So to drop the first
-/// tokens, clear the cache and read the other tokens again. To drop the last tokens, read the next token with a
-/// smaller PackedTexts::Text::start.
+/// tokens, clear the cache and read the other tokens again. To drop the last tokens, read the next token with
+/// a smaller PackedTexts::Text::start.
 class KeyValueCache {
   public:
     /// A text wastes at most one block less one token. The kernels read a block's keys as fast as contiguous
@@ -43,9 +43,9 @@ class KeyValueCache {
     std::int64_t slots() const { return std::ssize(blocks_of_slot_); }
     /// The most tokens of a text.
     std::int64_t capacity() const { return capacity_; }
-    /// A layer's keys and values [blocks, block_tokens, Hkv, D], and the table [slots, blocks of a text], which
-    /// all layers share. With config.key_offset, a text has a row for one more token, because the columns that
-    /// keys have from the token before are written with that token.
+    /// A layer's keys and values [blocks, block_tokens, Hkv, D], and the table [slots, blocks of a text],
+    /// which all layers share. With config.key_offset, a text has a row for one more token, because the
+    /// columns that keys have from the token before are written with that token.
     const attention::DecodeCache& layer(std::int64_t number) const {
         return layers_[static_cast<std::size_t>(number)];
     }
@@ -63,16 +63,17 @@ class KeyValueCache {
     void add_blocks(const Context& ctx, std::int64_t count);
     /// Changes the most tokens of a text; no text may have more.
     void set_capacity(const Context& ctx, std::int64_t tokens);
-    /// Gives a text blocks for `tokens` tokens, or takes those beyond back. Throws Error when the pool has too few.
+    /// Gives a text blocks for `tokens` tokens, or takes those beyond back. Throws Error when the pool has
+    /// too few.
     void resize(std::int64_t slot, std::int64_t tokens);
     /// Copies what resize() changed to the device's table, which keeps its address, in stream order.
     void update_table(const Context& ctx);
 
-    /// The first of a text's rows 0 to `tokens` - 1 in a layer's blocks, if they lie one after the other; else
-    /// -1.
+    /// The first of a text's rows 0 to `tokens` - 1 in a layer's blocks, if they lie one after the other;
+    /// else -1.
     std::int64_t first_row(std::int64_t slot, std::int64_t tokens) const;
-    /// Copies rows [count, length, H, columns] to the texts' rows from `from` on. `kv` is a layer's k or v, or
-    /// columns of it.
+    /// Copies rows [count, length, H, columns] to the texts' rows from `from` on. `kv` is a layer's k or v,
+    /// or columns of it.
     void write(const Context& ctx, const Tensor& kv, const EqualTexts& texts, std::int64_t from,
                const Tensor& rows) const;
     /// Returns `length` rows of each text, starting at row `from`: [count, length, H, columns]. A view if the
@@ -87,6 +88,7 @@ class KeyValueCache {
     struct Empty {};
     KeyValueCache(Empty, const Context& ctx, const ModelConfig& config, DType dtype, std::int64_t slots,
                   std::int64_t tokens);
+    void check_blocks(const Tensor& kv) const;
     std::optional<Tensor> view(const Tensor& kv, const EqualTexts& texts, std::int64_t from,
                                std::int64_t length) const;
     template <class Visit>
@@ -101,8 +103,9 @@ class KeyValueCache {
     bool is_table_old_ = true;
 };
 
-/// The next tokens for several texts with different lengths, in one pass. Each text has a slot in a cache, which
-/// already holds the text's first `start` tokens. Matrix products and norms process all texts' tokens together.
+/// The next tokens for several texts with different lengths, in one pass. Each text has a slot in a cache,
+/// which already holds the text's first `start` tokens. Matrix products and norms process all texts' tokens
+/// together.
 struct PackedTexts {
     struct Text {
         std::int64_t slot = 0;    ///< in the cache
@@ -131,8 +134,8 @@ struct EqualTexts {
     /// These texts' rows in x [1, N, H, D], as [count, length, H, D].
     Tensor rows_of(const Tensor& x) const;
 };
-/// Combines runs of texts into as few groups as possible. Texts with cached tokens are in one group only if their
-/// blocks lie at equal distances, so that KeyValueCache::read() copies nothing.
+/// Combines runs of texts into as few groups as possible. Texts with cached tokens are in one group only if
+/// their blocks lie at equal distances, so that KeyValueCache::read() copies nothing.
 std::vector<EqualTexts> equal_texts(std::span<const PackedTexts::Text> texts, const KeyValueCache& cache);
 
 }  // namespace gradtile

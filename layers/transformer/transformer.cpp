@@ -255,7 +255,8 @@ LayerAngles Transformer::rotation_angles(const Context& ctx, const TokenPosition
 
 Tensor Transformer::logits(const Context& ctx, const PackedTexts& texts, const KeyValueCache& cache) const {
     check_packed_texts(texts, cache);
-    CachedPass pass{.texts = equal_texts(texts.texts, cache), .positions = positions_of(texts), .cache = cache};
+    CachedPass pass{
+        .texts = equal_texts(texts.texts, cache), .positions = positions_of(texts), .cache = cache};
     pass.angles = rotation_angles(ctx, pass.positions, texts.tokens.size(1));
     pass.tokens.tokens = texts.tokens;
     Residual stream = forward_blocks(ctx, texts.tokens, pass, nullptr);

@@ -111,8 +111,8 @@ void NextToken::make_room_for(std::span<const Text> texts) {
     if (std::min(longest, context_) > room_) reserve(std::max(2 * longest, least));
 }
 
-/// Gives the texts blocks for all their tokens. A pool that is too small grows by half, or to the blocks needed
-/// if they are more: this bounds the number of copies, and the memory without tokens.
+/// Gives the texts blocks for all their tokens. A pool that is too small grows by half, or to the blocks
+/// needed if they are more: this bounds the number of copies, and the memory without tokens.
 void NextToken::take_blocks(std::span<const TextToRead> unread) {
     if (!cache_) return;
     const auto tokens_of = [](const TextToRead& text) { return text.start + std::ssize(text.tokens); };

@@ -46,8 +46,8 @@ class TextWindow {
 };
 
 /// Several texts are computed together, because a pass reads every weight once for all of them. Each text has
-/// a slot, with its own TextWindow, and its keys and values in a common cache. Gives the same logits with a cache and without, and for a text
-/// alone and among others, up to rounding.
+/// a slot, with its own TextWindow, and its keys and values in a common cache. Gives the same logits with a
+/// cache and without, and for a text alone and among others, up to rounding.
 ///
 /// With ModelConfig::prefix, a text's tokens in the slot's first call are its prompt, which the model reads
 /// in both directions. Such a text keeps its prompt: texts longer than the context are refused.
@@ -56,10 +56,10 @@ class NextToken {
     /// For `slots` texts. Without a cache, every call computes whole windows. Keeps a reference to the model.
     explicit NextToken(const LanguageModel& model, std::int64_t slots = 1, bool use_cache = true);
 
-    /// Prepares for texts of `length` tokens, or of the context if that is shorter, and allocates the keys and
-    /// values of `texts` texts of this length. Without this call, and for longer texts, it prepares for twice
-    /// the longest text. Memory for keys and values beyond is allocated for tokens that exist, and at most half
-    /// as much again; a text takes whole blocks of KeyValueCache.
+    /// Prepares for texts of `length` tokens, or of the context if that is shorter, and allocates the keys
+    /// and values of `texts` texts of this length. Without this call, and for longer texts, it prepares for
+    /// twice the longest text. Memory for keys and values beyond is allocated for tokens that exist, and at
+    /// most half as much again; a text takes whole blocks of KeyValueCache.
     void reserve(std::int64_t length, std::int64_t texts = 0);
     /// A text and its slot. The text has at least one token.
     struct Text {

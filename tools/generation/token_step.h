@@ -32,8 +32,8 @@ class TokenStep {
     /// references to the model and to the cache, whose blocks and table must keep their addresses.
     TokenStep(const Context& ctx, const LanguageModel& model, const KeyValueCache& cache, std::int64_t slots);
 
-    /// A token, the text's slot, and how many of the text's tokens are in the cache, which has a block for the
-    /// token.
+    /// A token, the text's slot, and how many of the text's tokens are in the cache, which has a block for
+    /// the token.
     struct Input {
         std::int64_t slot = 0, position = 0;
         std::int32_t token = 0;

@@ -132,6 +132,43 @@ TEST(Generation, MemoryDependsOnTheTextsAndNotOnTheContext) {
     EXPECT_LT(resident_peak() - before, little_memory);
 }
 
+/// One text of 900 tokens among 15 of 3. In blocks they take at most 15 + 15 + 15 blocks, and half as many
+/// again that were allocated in advance; each text with memory for the longest one would take 16 * 15.
+TEST(Generation, ShortTextsBesideALongOneTakeLittleMemory) {
+    const auto allocator = std::make_shared<test::CountedMemory>();
+    const auto model = rotating_model(Context(Device::cpu(), 2).with_allocator(allocator), 1000);
+    const std::vector<std::int32_t> long_prompt(900, 3), prompt{3, 1, 4};
+    std::vector<TokenRequest> requests(16, TokenRequest{prompt});
+    requests[7].prompt = long_prompt;
+    const auto peak_of = [&](std::span<const TokenRequest> some) {
+        const std::size_t before = allocator->held;
+        allocator->peak = before;
+        sample_token_batch(*model, some, {.tokens = 20}, std::ssize(some), {});
+        EXPECT_EQ(allocator->held, before);
+        return allocator->peak - before;
+    };
+    const std::size_t alone = peak_of(std::span(requests).subspan(7, 1)), together = peak_of(requests);
+    const double block = KeyValueCache::bytes_of_text(model->transformer.config, DType::f64, 1);
+    // Alone 15 blocks; the activations of all prompts in one pass are those of 945 tokens instead of 900.
+    EXPECT_LT(static_cast<double>(together), 1.05 * static_cast<double>(alone) + 2 * 45 * block);
+    EXPECT_LT(1.05 * static_cast<double>(alone) + 2 * 45 * block, 16 * 15 * block);
+}
+
+/// The blocks of a text that has ended are given to the next one.
+TEST(Generation, TextsThatEndReturnTheirMemory) {
+    const auto allocator = std::make_shared<test::CountedMemory>();
+    const auto model = rotating_model(Context(Device::cpu(), 2).with_allocator(allocator), 1000);
+    const std::vector<std::int32_t> prompt(300, 3);
+    const auto peak_of = [&](std::size_t texts) {
+        allocator->peak = allocator->held;
+        const std::size_t before = allocator->held;
+        const std::vector<TokenRequest> requests(texts, TokenRequest{prompt});
+        sample_token_batch(*model, requests, {.tokens = 3}, /*batch=*/2, {});
+        return allocator->peak - before;
+    };
+    EXPECT_EQ(peak_of(6), peak_of(2));
+}
+
 TEST(Generation, AStepsAnglesTakeTheMemoryOfItsCache) {
     const auto model = rotating_model(Context(Device::cpu(), 1), longest_context);
     const Context& ctx = model->ctx;
