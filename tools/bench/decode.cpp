@@ -125,6 +125,9 @@ int bench_decode(const Flags& flags) {
     check_flag("--keys", flags.keys, {static_cast<double>(attention::max_decode_tokens), 1 << 24});
     check_flag("--window", flags.window, {0, 1 << 24});
     check_flag("--block-tokens", flags.block_tokens, {0, 1 << 16});
+    check_usage(flags.block_tokens == 0 ||
+                    (flags.block_tokens >= 16 && (flags.block_tokens & (flags.block_tokens - 1)) == 0),
+                "--block-tokens: ", flags.block_tokens, "; expected 0, or a power of two of at least 16");
     for (const std::int64_t kv_heads : flags.kv_heads)
         check_usage(flags.heads % kv_heads == 0, "--kv-heads: ", kv_heads, " does not divide ", flags.heads,
                     " heads");
