@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile {
@@ -92,8 +93,15 @@ void KeyValueCache::update_table(const Context& ctx) {
     for (std::int64_t slot = 0; slot < slots(); ++slot)
         std::ranges::copy(blocks_of_slot_[static_cast<std::size_t>(slot)],
                           entries.begin() + slot * table.size(1));
-    copy(ctx, table, from_host(ctx, entries, table.shape()));
     is_table_old_ = false;
+    if (ctx.device().is_cpu()) {
+        std::ranges::copy(entries, table.data<std::int32_t>());
+        return;
+    }
+    // Without a tensor beside the table, because the system's allocator would wait for the device twice.
+    cuda::copy_bytes(table.raw_data(), reinterpret_cast<const std::byte*>(entries.data()), table.bytes(),
+                     ctx.device(), ctx.stream());
+    cuda::synchronize(ctx.device(), ctx.stream());  // `entries` ends here
 }
 
 void KeyValueCache::check_blocks(const Tensor& kv) const {
