@@ -13,6 +13,7 @@
 #include <gradtile/tools/generation/stop_texts.h>
 
 #include <support/counted_memory.h>
+#include <support/cuda_test.h>
 #include <support/error_message.h>
 #include <tools/generation/generation_cases.h>
 
@@ -104,10 +105,11 @@ std::size_t resident_peak() {
     return static_cast<std::size_t>(usage.ru_maxrss) << 10;
 }
 
-std::unique_ptr<LanguageModel> rotating_model(const Context& ctx, std::int64_t context) {
+std::unique_ptr<LanguageModel> rotating_model(const Context& ctx, std::int64_t context,
+                                              DType dtype = DType::f64) {
     const ModelConfig config =
         as_llama({.layers = 2, .heads = 4, .width = 32, .context = context, .vocabulary = 40});
-    auto model = std::make_unique<LanguageModel>(ctx, config, DType::f64, std::nullopt);
+    auto model = std::make_unique<LanguageModel>(ctx, config, dtype, std::nullopt);
     model->parameters.initialize(model->ctx, Seed{5});
     return model;
 }
@@ -204,6 +206,51 @@ void expect_caches_grow_with(const LanguageModel& model) {
 
 TEST(Generation, CachesGrowWithTheirTexts) {
     expect_caches_grow_with(*rotating_model(Context(Device::cpu(), 2), 1000));
+}
+
+/// Three texts of which each grows by a token in turn, so that their blocks are not neighbours. Another text
+/// takes the blocks of one that ends. Some calls read several tokens.
+void expect_texts_in_scattered_blocks(const LanguageModel& model, double epsilon) {
+    NextToken growing(model, /*slots=*/3), full_window(model, /*slots=*/3, /*use_cache=*/false);
+    std::vector<std::vector<std::int32_t>> texts(3);
+    const auto lengthen = [&](std::size_t i, std::size_t tokens) {
+        for (std::size_t n = 0; n < tokens; ++n)
+            texts[i].push_back(static_cast<std::int32_t>((13 * texts[i].size() + 5 * i + n) % 40));
+    };
+    for (const std::size_t i : {0, 1, 2}) lengthen(i, 60 * i + 10);
+    for (int step = 0; step < 200; ++step) {
+        if (step == 90) {
+            growing.begin_text(1);
+            texts[1].clear();
+            lengthen(1, 200);
+        }
+        std::vector<NextToken::Text> views;
+        for (std::size_t i = 0; i < texts.size(); ++i)
+            views.push_back({static_cast<std::int64_t>(i), texts[i]});
+        const auto logits = growing.logits(views);
+        for (std::size_t i = 0; step % 40 == 39 && i < texts.size(); ++i) {
+            full_window.begin_text(static_cast<std::int64_t>(i));
+            const auto expected = full_window.logits(std::span(views).subspan(i, 1)).front();
+            double largest = 0;
+            for (const double logit : expected) largest = std::max(largest, std::abs(logit));
+            // 10,000 roundings, relative to the largest logit. A wrong key changes a logit by far more.
+            for (std::size_t v = 0; v < expected.size(); ++v)
+                ASSERT_NEAR(logits[i][v], expected[v], 1e4 * epsilon * largest)
+                    << "text " << i << ", step " << step;
+        }
+        for (const std::size_t i : {0, 1, 2}) lengthen(i, step % 40 == 38 ? 4 : 1);
+    }
+}
+
+TEST(Generation, TextsInScatteredBlocksHaveTheLogitsOfWholeTexts) {
+    expect_texts_in_scattered_blocks(*rotating_model(Context(Device::cpu(), 2), 1000), 0x1p-53);
+}
+
+class GenerationOnCuda : public test::CudaTest {};
+
+/// Graphs are replayed while the table changes, and captured again when the pool grows.
+TEST_F(GenerationOnCuda, TextsInScatteredBlocksHaveTheLogitsOfWholeTexts) {
+    expect_texts_in_scattered_blocks(*rotating_model(gpu(), 1000, DType::f32), 0x1p-24);
 }
 
 /// Also when the cache is full, whose last token leaves its row for a token that needs the longer cache.
