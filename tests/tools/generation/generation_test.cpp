@@ -156,7 +156,7 @@ TEST(Generation, ShortTextsBesideALongOneTakeLittleMemory) {
     EXPECT_LT(1.05 * static_cast<double>(alone) + 2 * 45 * block, 16 * 15 * block);
 }
 
-/// The blocks of a text that has ended are given to the next one.
+/// The blocks of a text that has ended are given to the next one: more texts take less than a block more.
 TEST(Generation, TextsThatEndReturnTheirMemory) {
     const auto allocator = std::make_shared<test::CountedMemory>();
     const auto model = rotating_model(Context(Device::cpu(), 2).with_allocator(allocator), 1000);
@@ -168,7 +168,8 @@ TEST(Generation, TextsThatEndReturnTheirMemory) {
         sample_token_batch(*model, requests, {.tokens = 3}, /*batch=*/2, {});
         return allocator->peak - before;
     };
-    EXPECT_EQ(peak_of(6), peak_of(2));
+    const double block = KeyValueCache::bytes_of_text(model->transformer.config, DType::f64, 1);
+    EXPECT_LT(static_cast<double>(peak_of(6)), static_cast<double>(peak_of(2)) + block);
 }
 
 TEST(Generation, AStepsAnglesTakeTheMemoryOfItsCache) {
