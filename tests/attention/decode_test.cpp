@@ -181,7 +181,8 @@ ExactResult exact_result(const Context& ctx, const Context& cpu, const DecodeOpe
 
 /// o's bound is relative to the largest |v|, because o is a weighted mean of values. Scores are up to about 6
 /// and have relative errors up to 2^-24 (dim + 50). A score's absolute error is its weight's relative error,
-/// and bounds the LSE's error. o is also rounded to its dtype.
+/// and bounds the LSE's error. o is also rounded to its dtype, and on tensor cores the weights are, too: each
+/// by half an epsilon.
 struct DecodeBounds {
     double o, lse;
     DecodeBounds(const DecodeCase& c, DType dtype)
