@@ -1,6 +1,8 @@
 #include <gradtile/layers/transformer/key_value_cache.h>
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/tensor_ops.h>
@@ -15,6 +17,20 @@ std::int64_t more_rows_of(const ModelConfig& config) {
 /// All blocks' rows [rows, H, D] in blocks [blocks, block_tokens, H, D].
 Tensor all_rows(const Tensor& kv) {
     return kv.reshape({kv.size(0) * kv.size(1), kv.size(2), kv.size(3)});
+}
+
+/// The first of `count` neighbouring blocks, or the first block if there are no such neighbours.
+std::set<std::int32_t>::iterator first_run(const std::set<std::int32_t>& blocks, std::int64_t count) {
+    auto begin = blocks.begin();
+    std::int64_t length = 0;
+    for (auto block = blocks.begin(); block != blocks.end() && length < count; ++block) {
+        if (*block != *begin + length) {
+            begin = block;
+            length = 0;
+        }
+        ++length;
+    }
+    return length == count ? begin : blocks.begin();
 }
 
 }  // namespace
@@ -46,18 +62,45 @@ std::int64_t KeyValueCache::blocks_of_text(std::int64_t tokens) const {
     return tokens == 0 ? 0 : ceil_div(tokens + more_rows_, block_tokens);
 }
 
+/// All contents are copied anyway, so each text's blocks become neighbours, with a share of the free blocks
+/// after them: texts that grow equally can then be read without copies until the pool grows again.
 void KeyValueCache::add_blocks(const Context& ctx, std::int64_t count) {
-    const auto extend = [&](Tensor& kv) {
-        const Tensor longer = empty(ctx, {blocks_ + count, kv.size(1), kv.size(2), kv.size(3)}, kv.dtype());
-        if (blocks_ > 0) copy(ctx, longer.slice(0, 0, blocks_), kv);
-        kv = longer;
+    const std::int64_t used = blocks_ - free_blocks(), all = blocks_ + count,
+                       texts = std::ranges::count_if(blocks_of_slot_,
+                                                     [](const auto&own) { return !own.empty(); }),
+                       gap = texts == 0 ? 0 : (all - used) / texts;
+    std::vector<std::vector<std::int32_t>> places = blocks_of_slot_;
+    std::int32_t next = 0;
+    free_.clear();
+    const auto leave_free = [&](std::int64_t end) {
+        while (next < end) free_.insert(next++);
+    };
+    for (std::vector<std::int32_t>& own : places) {
+        if (own.empty()) continue;
+        for (std::int32_t& place : own) place = next++;
+        leave_free(next + gap);
+    }
+    leave_free(all);
+    const auto move = [&](Tensor& kv) {
+        const Tensor larger = empty(ctx, {all, kv.size(1), kv.size(2), kv.size(3)}, kv.dtype());
+        for (std::size_t slot = 0; slot < places.size(); ++slot) {
+            const std::vector<std::int32_t>& own = blocks_of_slot_[slot];
+            for (std::size_t begin = 0, end; begin < own.size(); begin = end) {
+                for (end = begin + 1; end < own.size() && own[end] == own[end - 1] + 1;) ++end;
+                const auto length = static_cast<std::int64_t>(end - begin);
+                copy(ctx, larger.slice(0, places[slot][begin], length), kv.slice(0, own[begin], length));
+            }
+        }
+        kv = larger;
     };
     for (attention::DecodeCache& layer : layers_) {
-        extend(layer.k);
-        extend(layer.v);
+        move(layer.k);
+        move(layer.v);
     }
-    for (std::int64_t i = 0; i < count; ++i) free_.insert(static_cast<std::int32_t>(blocks_ + i));
-    blocks_ += count;
+    blocks_of_slot_ = std::move(places);
+    blocks_ = all;
+    is_table_old_ = true;
+    update_table(ctx);
 }
 
 void KeyValueCache::set_capacity(const Context& ctx, std::int64_t tokens) {
@@ -78,9 +121,10 @@ void KeyValueCache::resize(std::int64_t slot, std::int64_t tokens) {
     is_table_old_ = is_table_old_ || wanted != std::ssize(blocks);
     for (; std::ssize(blocks) > wanted; blocks.pop_back()) free_.insert(blocks.back());
     while (std::ssize(blocks) < wanted) {
-        // The block after the text's last one, so that the text can be read without a copy.
-        auto block = blocks.empty() ? free_.end() : free_.find(blocks.back() + 1);
-        if (block == free_.end()) block = free_.begin();
+        // The block after the text's last one, so that the text can be read without a copy; else the last
+        // free one, which is the farthest from another text's next block.
+        auto block = blocks.empty() ? first_run(free_, wanted) : free_.find(blocks.back() + 1);
+        if (block == free_.end()) block = std::prev(free_.end());
         blocks.push_back(*block);
         free_.erase(block);
     }

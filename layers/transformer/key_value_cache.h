@@ -59,7 +59,8 @@ class KeyValueCache {
     /// The pool's blocks, and those among them that no text has.
     std::int64_t blocks() const { return blocks_; }
     std::int64_t free_blocks() const { return std::ssize(free_); }
-    /// Makes the pool larger: allocates its layers again, one after the other, and copies their contents.
+    /// Makes the pool larger: allocates its layers again, one after the other, and copies the texts' blocks,
+    /// which get other numbers.
     void add_blocks(const Context& ctx, std::int64_t count);
     /// Changes the most tokens of a text; no text may have more.
     void set_capacity(const Context& ctx, std::int64_t tokens);

@@ -110,13 +110,24 @@ TEST(KeyValueCache, ReturnsTheRowsThatWereWrittenAlsoWhenThePoolGrows) {
         const auto columns = [&] { return cache.layer(1).k.slice(3, 1, 2); };
         cache.write(ctx, cache.layer(1).k, one, 0, other);
         cache.write(ctx, columns(), both, 10, rows.slice(3, 1, 2));
+        const auto expect_rows = [&](bool is_view) {
+            EXPECT_EQ(to_host(ctx, cache.read(ctx, columns(), both, 10, 190)),
+                      to_host(ctx, rows.slice(3, 1, 2)));
+            EXPECT_EQ(to_host(ctx, cache.read(ctx, columns(), both, 63, 2)),
+                      to_host(ctx, rows.slice(3, 1, 2).slice(1, 53, 2)));
+            const Tensor read = cache.read(ctx, cache.layer(1).k, one, 0, 200);
+            EXPECT_EQ(to_host(ctx, read), to_host(ctx, other));
+            EXPECT_EQ(read.raw_data() == cache.layer(1).k.raw_data(), is_view);
+        };
+        expect_rows(!in_turn);
+        // A larger pool has each text's blocks side by side, and one free block after each.
         cache.add_blocks(ctx, 3);
-        EXPECT_EQ(to_host(ctx, cache.read(ctx, columns(), both, 10, 190)), to_host(ctx, rows.slice(3, 1, 2)));
-        EXPECT_EQ(to_host(ctx, cache.read(ctx, columns(), both, 63, 2)),
-                  to_host(ctx, rows.slice(3, 1, 2).slice(1, 53, 2)));
-        const Tensor read = cache.read(ctx, cache.layer(1).k, one, 0, 200);
-        EXPECT_EQ(to_host(ctx, read), to_host(ctx, other));
-        EXPECT_EQ(read.raw_data() == cache.layer(1).k.raw_data(), !in_turn);
+        expect_rows(true);
+        EXPECT_THAT(table_row(ctx, cache, 1), ElementsAre(5, 6, 7, 8, -1));
+        for (const std::int64_t slot : {2, 1, 0}) cache.resize(slot, 300);
+        for (const std::int64_t slot : {0, 1, 2}) EXPECT_EQ(cache.first_row(slot, 300), 64 * 5 * slot);
+        expect_rows(true);
+        for (const std::int64_t slot : {0, 1, 2}) cache.resize(slot, 200);
         EXPECT_THAT(message_of([&] { cache.write(ctx, cache.layer(1).k, one, 60, other); }),
                     HasSubstr("rows 60 to 259 of slot 0, whose text has 4 blocks"));
     }

@@ -169,13 +169,14 @@ void add_bench_decode(Command& bench) {
     Command command = bench.add_command(
         "decode", "Time attention in a generation step on a GPU, compared with a copy of as many bytes");
     const auto flags = std::make_shared<Flags>();
-    command.add_row_values("--mib", flags->mib, "MiB of keys and values, in texts of --keys keys");
+    command.add_row_values("--mib", flags->mib,
+                           "MiB of keys and values, in texts of --keys keys (default: 1,16,256,4096)");
     command.add_value("--texts", flags->texts, "texts, in place of --mib; 0: as many as --mib says");
     command.add_value("--keys", flags->keys, "keys of a text, with the new ones; with --mib the most");
     command.add_value("--heads", flags->heads, "query heads");
-    command.add_row_values("--kv-heads", flags->kv_heads, "key and value heads");
-    command.add_row_values("--head-dim", flags->head_dims, "width of a head");
-    command.add_row_values("--tokens", flags->tokens, "new tokens per text");
+    command.add_row_values("--kv-heads", flags->kv_heads, "key and value heads (default: 32,8,4)");
+    command.add_row_values("--head-dim", flags->head_dims, "width of a head (default: 64,128)");
+    command.add_row_values("--tokens", flags->tokens, "new tokens per text (default: 1,4,16)");
     command.add_value("--window", flags->window, "keys that a token sees, at most; 0: all");
     command.add_value("--block-tokens", flags->block_tokens,
                       "tokens in a block of the cache; 0: one block per text");
