@@ -64,11 +64,12 @@ Tensor previous_rows(const Context& ctx, const Tensor& x, const PreviousTokens& 
 /// dx[t] = sum of dy[u] over the tokens u whose predecessor is t, and dy[t] if t has none. Returns a new
 /// tensor, contiguous. Sums are in float32 (float64 for float64 values), in the tokens' order.
 Tensor previous_rows_backward(const Context& ctx, const Tensor& dy, const PreviousTokens& previous);
-/// previous_rows() for one new token of each of R texts: x [1,R,H,D]. cache [slots,N+1,H,D] holds the row of
-/// token t of a text at t + 1. Text r has positions[r] tokens there, in slot slots[r] (int32 [R], all slots
-/// different); its new row is appended. A slot or position outside the cache is an Error on the CPU; on a GPU
-/// its y is 0 and the cache stays as it is.
+/// previous_rows() for one new token of each of R texts: x [1,R,H,D]. The cache holds the row of token t of a
+/// text at t + 1, without a table in [slots,N+1,H,D], with one in the blocks of attention::DecodeCache. Text
+/// r has positions[r] tokens there, in slot slots[r] (int32 [R], all slots different); its new row is
+/// appended. A slot, position or block outside the cache is an Error on the CPU; on a GPU its y is 0 and the
+/// cache stays as it is.
 Tensor previous_rows_of_step(const Context& ctx, const Tensor& x, const Tensor& cache,
-                             const Tensor& positions, const Tensor& slots);
+                             const Tensor& positions, const Tensor& slots, const Tensor& table = {});
 
 }  // namespace gradtile

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include <gradtile/core/internal/block_table.h>
 #include <gradtile/layers/internal/previous_token_backend.h>
 #include <gradtile/layers/rows.h>
 
@@ -58,12 +59,17 @@ void exchange_rows_of_step(const Context& ctx, const RowsOfStep& op) {
     visit_floating(op.x.dtype(), [&]<class T>(TypeTag<T>) {
         const TensorRows<T> xs(op.x, "previous_token"), ys(op.y, "previous_token");
         const std::int64_t heads = op.x.size(2);
+        const BlockTable blocks(op.cache, op.table);
         for_rows(ctx, xs.count(), xs.width(), [&](std::int64_t r) {
-            const std::int64_t text = r / heads, position = op.positions.data<std::int32_t>()[text];
-            T* const cached = op.cache.data<T>() + op.slots.data<std::int32_t>()[text] * op.cache.stride(0) +
-                              position * op.cache.stride(1) + r % heads * op.cache.stride(2);
-            std::copy_n(position == 0 ? xs[r] : cached, xs.width(), ys[r]);
-            std::copy_n(xs[r], xs.width(), cached + op.cache.stride(1));
+            const std::int64_t text = r / heads;
+            const std::int32_t position = op.positions.data<std::int32_t>()[text],
+                               slot = op.slots.data<std::int32_t>()[text];
+            const auto cached = [&](std::int32_t row) {
+                return op.cache.data<T>() + blocks.block_of(slot, row) * op.cache.stride(0) +
+                       blocks.row_in_block(row) * op.cache.stride(1) + r % heads * op.cache.stride(2);
+            };
+            std::copy_n(position == 0 ? xs[r] : cached(position), xs.width(), ys[r]);
+            std::copy_n(xs[r], xs.width(), cached(position + 1));
         });
     });
 }

@@ -1,4 +1,5 @@
 // Rows of the token before on the GPU. A thread writes one vector of a row.
+#include <gradtile/core/internal/block_table.h>
 #include <gradtile/layers/internal/previous_token_backend.h>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/layers/device/place.cuh>
@@ -88,7 +89,8 @@ struct StepRows {
     DeviceRows<T> y;
     DeviceRows<const T> x;
     T* cache;
-    std::int64_t slot_count, capacity, slot_stride, token_stride, head_stride;
+    BlockTable blocks;
+    std::int64_t capacity, block_stride, token_stride, head_stride;
     const std::int32_t *positions, *slots;
     std::int64_t heads, elements;
 };
@@ -101,14 +103,20 @@ __global__ void __launch_bounds__(row_threads) step_rows_kernel(const StepRows<T
     if (index >= p.elements) return;
     const std::int64_t row = index / p.x.layout.width, column = index % p.x.layout.width;
     const std::int64_t text = row / p.heads, head = row % p.heads;
-    const std::int64_t position = p.positions[text], slot = p.slots[text];
+    const std::int32_t position = p.positions[text], slot = p.slots[text];
     const T own = p.x[row][column];
     T previous{};
-    if (position >= 0 && position < p.capacity && slot >= 0 && slot < p.slot_count) {
-        T* const cached =
-            p.cache + slot * p.slot_stride + position * p.token_stride + head * p.head_stride + column;
-        previous = position == 0 ? own : *cached;
-        cached[p.token_stride] = own;
+    if (position >= 0 && position < p.capacity && slot >= 0 && slot < p.blocks.slots) {
+        const int last_block = p.blocks.block_of(slot, position),
+                  new_block = p.blocks.block_of(slot, position + 1);
+        if (p.blocks.in_cache(last_block) && p.blocks.in_cache(new_block)) {
+            const auto cached = [&](int block, std::int32_t row_of_text) -> T& {
+                return p.cache[block * p.block_stride + p.blocks.row_in_block(row_of_text) * p.token_stride +
+                               head * p.head_stride + column];
+            };
+            previous = position == 0 ? own : cached(last_block, position);
+            cached(new_block, position + 1) = own;
+        }
     }
     p.y[row][column] = previous;
 }
@@ -135,9 +143,9 @@ void exchange_rows_of_step(const Context& ctx, const RowsOfStep& op) {
         const StepRows<T> p{.y = DeviceRows<T>(op.y, "previous_token"),
                             .x = DeviceRows<const T>(op.x, "previous_token"),
                             .cache = op.cache.data<T>(),
-                            .slot_count = op.cache.size(0),
-                            .capacity = op.cache.size(1) - 1,
-                            .slot_stride = op.cache.stride(0),
+                            .blocks = BlockTable(op.cache, op.table),
+                            .capacity = rows_of_slot(op.cache, op.table) - 1,
+                            .block_stride = op.cache.stride(0),
                             .token_stride = op.cache.stride(1),
                             .head_stride = op.cache.stride(2),
                             .positions = op.positions.data<std::int32_t>(),

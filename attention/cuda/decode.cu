@@ -1,9 +1,10 @@
-// decode.h on the GPU: chooses the kernel of decode.cuh and launches it.
+// decode.h on the GPU: chooses the kernel of decode_lanes.cuh or decode_tiles.cuh and launches it.
 #include <algorithm>
 #include <bit>
 
 #include <gradtile/attention/internal/gpu_dtypes.h>
-#include <gradtile/attention/cuda/decode.cuh>
+#include <gradtile/attention/cuda/decode_lanes.cuh>
+#include <gradtile/attention/cuda/decode_tiles.cuh>
 
 namespace gradtile::attention::cuda {
 namespace {
@@ -21,19 +22,27 @@ void visit_lanes(std::int64_t head_dim, F&& f) {
     throw Error(concat("decode: head_dim ", head_dim, " has no kernel"));
 }
 
-/// Calls f<queries, several_tokens>() for a plan.
-template <class F>
+/// Calls f<queries, several_tokens>() for a plan in lanes.
+template <bool has_tiles, class F>
 void visit_queries(const DecodePlan& plan, bool several_tokens, F&& f) {
-    switch (plan.queries_together) {
-        case 1:
-            return f.template operator()<1, false>();
-        case 2:
-            return f.template operator()<2, false>();
-        case 4:
+    if (plan.queries_together == 1) return f.template operator()<1, false>();
+    if (plan.queries_together == 2) return f.template operator()<2, false>();
+    if constexpr (!has_tiles) {
+        if (plan.queries_together == 4)
             return several_tokens ? f.template operator()<4, true>() : f.template operator()<4, false>();
-        default:
-            return several_tokens ? f.template operator()<8, true>() : f.template operator()<8, false>();
+        return several_tokens ? f.template operator()<8, true>() : f.template operator()<8, false>();
     }
+    throw Error(concat("decode: ", plan.queries_together, " queries together have no kernel"));
+}
+
+/// Calls f<columns, row_tiles>() for a plan in tiles.
+template <class F>
+void visit_tiles(const DecodePlan& plan, std::int64_t head_dim, F&& f) {
+    visit_head_dim(HeadDims<32, 64, 128>{}, static_cast<int>(head_dim), [&]<int dim>(HeadDim<dim>) {
+        if (plan.queries_together == 16) return f.template operator()<dim, 1>();
+        if (plan.queries_together == 32) return f.template operator()<dim, 2>();
+        if constexpr (DecodePlan::max_queries_in_tiles(dim) >= 64) f.template operator()<dim, 4>();
+    });
 }
 
 void check_vectors(const Tensor& x) {
@@ -81,8 +90,8 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
             .head_dim = static_cast<int>(dim),
             .tokens = static_cast<int>(tokens),
             .query_sets = plan.query_sets,
-            .cache_slots = static_cast<int>(cache.k.size(0)),
-            .context = static_cast<int>(cache.k.size(1)),
+            .blocks = BlockTable(cache.k, cache.table),
+            .context = static_cast<int>(cache.context()),
             .mask = device::DeviceMask(options.mask),
             .scores = options.scores,
             .scale = static_cast<float>(options.scale),
@@ -92,15 +101,28 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
             .part_sums = scratch.sums.data<float>()};
         const dim3 grid(static_cast<unsigned>(plan.splits), static_cast<unsigned>(blocks),
                         static_cast<unsigned>(texts));
+        const auto launch_thread = [&]<class Thread>() {
+            const auto kernel = decode_kernel<Thread>;
+            if (gradtile::cuda::has_clusters(reinterpret_cast<const void*>(kernel)))
+                p.cluster_log2 =
+                    std::countr_zero(static_cast<unsigned>(std::min(plan.splits, DecodePlan::max_cluster)));
+            gradtile::cuda::launch_clusters(ctx, kernel, grid, 1u << p.cluster_log2,
+                                            {.threads = Thread::Block::threads,
+                                             .shared_bytes = sizeof(typename Thread::Shared),
+                                             .starts_early = true},
+                                            p);
+        };
+        if constexpr (sizeof(T) == 2)
+            if (plan.uses_tiles)
+                return visit_tiles(plan, dim, [&]<int columns, int row_tiles>() {
+                    launch_thread.template operator()<TilesThread<T, TilesBlock<T, columns, row_tiles>>>();
+                });
         visit_lanes<T>(dim, [&]<int lanes, int vectors>() {
-            visit_queries(plan, tokens > 1, [&]<int queries, bool several_tokens>() {
-                using Block = DecodeBlock<T, lanes, vectors, queries, several_tokens>;
-                const auto kernel = decode_kernel<T, Block>;
-                if (gradtile::cuda::has_clusters(reinterpret_cast<const void*>(kernel)))
-                    p.cluster_log2 = std::countr_zero(
-                        static_cast<unsigned>(std::min(plan.splits, DecodePlan::max_cluster)));
-                gradtile::cuda::launch_clusters(ctx, kernel, grid, 1u << p.cluster_log2,
-                                                {.threads = Block::threads, .starts_early = true}, p);
+            constexpr bool has_tiles =
+                sizeof(T) == 2 && lanes * vectors * 16 <= 2 * DecodePlan::max_dim_in_tiles;
+            visit_queries<has_tiles>(plan, tokens > 1, [&]<int queries, bool several_tokens>() {
+                launch_thread.template
+                operator()<LanesThread<T, LanesBlock<T, lanes, vectors, queries, several_tokens>>>();
             });
         });
     };

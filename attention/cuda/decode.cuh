@@ -1,7 +1,6 @@
 #pragma once
-/// The kernel of decode.h. Each lane holds 16-byte vectors from K and V rows, so that a warp reads whole
-/// cache lines. Tensor cores are not needed: with few queries, the call takes only as long as reading K and
-/// V.
+/// What the kernels of decode.h share: a thread block's place in the call, and how results of parts of a
+/// text's keys are merged. decode_lanes.cuh is for few queries per K/V head, decode_tiles.cuh for more.
 ///
 /// With few keys, the call's time is the latency of memory accesses that depend on each other. So the first
 /// keys and values are read before the preceding kernel has ended, except the new key and value, which that
@@ -14,6 +13,7 @@
 
 #include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/internal/kernel_views.h>
+#include <gradtile/core/internal/block_table.h>
 #include <gradtile/attention/cuda/common/mask.cuh>
 #include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/core/cuda/device/cluster.cuh>
@@ -25,24 +25,6 @@
 namespace gradtile::attention::cuda::decoding {
 
 namespace kernels = gradtile::cuda::device;
-
-/// A thread block's layout. It computes up to `queries` query vectors, each one head of one new token, that
-/// share a K/V head. `lanes` lanes read a key together; each lane reads `vectors` 16-byte vectors. Without
-/// `several_tokens`, every text has one new token, and all queries see the same keys.
-template <class T, int lanes_, int vectors_, int queries_, bool several_tokens_>
-struct DecodeBlock {
-    static constexpr int lanes = lanes_, vectors = vectors_, queries = queries_;
-    static constexpr bool several_tokens = several_tokens_;
-    // With more queries there are fewer threads, because each warp's results take more shared memory.
-    static constexpr int threads = queries > 4 ? 128 : 256, warps = threads / 32;
-    /// The keys that each thread reads at once. A 16-byte K vector and a 16-byte V vector together take 8
-    /// registers.
-    static constexpr int unroll = std::max(1, (queries > 4 ? 1 : queries > 2 ? 2 : 4) / vectors);
-    static constexpr int warp_keys = 32 / lanes, keys = warps * warp_keys;  // keys read at once
-    static constexpr int pass_keys = keys * unroll;
-    static constexpr int elements = 16 / static_cast<int>(sizeof(T)),  // in a vector
-        columns = elements * vectors, max_dim = lanes * columns;
-};
 
 /// A tensor [R, T, H, D] whose heads' elements are adjacent.
 template <class T>
@@ -58,10 +40,10 @@ struct NewHeads {
 template <class T>
 struct CachedHeads {
     T* data;
-    std::int64_t slot_stride, key_stride, head_stride;
+    std::int64_t block_stride, key_stride, head_stride;
 
-    __device__ __forceinline__ T* at(int slot, int head) const {
-        return data + slot * slot_stride + head * head_stride;
+    __device__ __forceinline__ T* at(int block, int key_in_block, int head) const {
+        return data + block * block_stride + key_in_block * key_stride + head * head_stride;
     }
 };
 
@@ -75,7 +57,8 @@ struct DecodeParameters {
     int heads, kv_heads, group, head_dim;  // group: query heads that share a K/V head
     int tokens;                            // new tokens per text
     int query_sets;                        // thread blocks that share a K/V head and a split
-    int cache_slots, context;
+    BlockTable blocks;
+    int context;
     device::DeviceMask mask;  // for a text at the context's end
     ScoreOptions scores;
     float scale;
@@ -106,15 +89,14 @@ __device__ __forceinline__ float exponential(float x) {
     return device::exp2_fast(x * std::numbers::log2e_v<float>);
 }
 
-/// A block's results in shared memory.
+/// What a block merges in shared memory. Its parts are the keys of a warp, or of warps that share rows.
 template <class Block>
-struct DecodeShared {
-    float warp_o[Block::warps][Block::queries][Block::max_dim];
-    float2 warp_sums[Block::warps][Block::queries];
+struct MergeShared {
+    float2 part_sums[Block::parts][Block::queries];
     // The columns that this block merges, from each block in the cluster. The columns per block are rounded
     // up.
     float cluster_o[Block::queries * Block::max_dim + DecodePlan::max_cluster];
-    float2 cluster_sums[DecodePlan::max_cluster][Block::queries];  // like warp_sums: maximum and sum
+    float2 cluster_sums[DecodePlan::max_cluster][Block::queries];  // like part_sums: maximum and sum
     std::uint64_t barrier;
     bool is_last;
 };
@@ -140,20 +122,16 @@ __device__ __forceinline__ PartOfKeys merged(int count, PartAt&& part_at) {
     return all;
 }
 
-/// One thread's part in a block's work: a set of queries of one text and K/V head, over one key split.
-/// decode_kernel() calls the public functions in their order.
-template <class T, class Block>
-class DecodeThread {
-    static constexpr int queries = Block::queries, lanes = Block::lanes, vectors = Block::vectors,
-                         unroll = Block::unroll, threads = Block::threads, n = Block::elements,
-                         columns = Block::columns;
-    using Vector = kernels::Packed<T, n>;
-    using Vectors = uint4[unroll][vectors];
-    using Shared = DecodeShared<Block>;
+/// A set of queries of one text and K/V head, over one key split. Shared is a MergeShared<Block> that also
+/// has part_o(part, query, column).
+template <class T, class Block, class Shared>
+class DecodeWork {
+  protected:
+    static constexpr int queries = Block::queries, threads = Block::threads;
 
-  public:
-    /// Also begins the cluster, which must happen in every block.
-    __device__ __forceinline__ DecodeThread(const DecodeParameters<T>& p, Shared& shared)
+    /// Also begins the cluster, which must happen in every block. The caller then calls
+    /// require_new_blocks().
+    __device__ __forceinline__ DecodeWork(const DecodeParameters<T>& p, Shared& shared)
         : p_(p),
           shared_(shared),
           receiver_(&shared.barrier),
@@ -173,24 +151,23 @@ class DecodeThread {
         position_ = __ldcg(p.positions + text_);
         slot_ = __ldcg(p.slots + text_);
         if (p.cluster_log2 > 0) receiver_.await_all_begun();
-        exists_ = position_ >= 0 && position_ <= p.context - p.tokens && slot_ >= 0 && slot_ < p.cache_slots;
         mask_ = p.mask;
         mask_.offset = position_;
-        if (exists_)
-            keys_ = keys_of_split<Block>(mask_.first_key(token_of(0)), mask_.end_key(token_of(queries - 1)),
-                                         split_, static_cast<int>(gridDim.x));
+        exists_ = position_ >= 0 && position_ <= p.context - p.tokens && slot_ >= 0 && slot_ < p.blocks.slots;
+        if (!exists_) return;
+        first_new_block_ = block_of(position_);
+        last_new_block_ = block_of(position_ + p.tokens - 1);
+        keys_ = keys_of_split<Block>(mask_.first_key(token_of(0)), mask_.end_key(token_of(queries - 1)),
+                                     split_, static_cast<int>(gridDim.x));
+    }
+    /// A function of its own, so that the caller loads other entries of the table before it waits for these.
+    __device__ __forceinline__ void require_new_blocks() {
+        exists_ = exists_ && p_.blocks.in_cache(first_new_block_) && p_.blocks.in_cache(last_new_block_);
+        if (!exists_) keys_ = {0, 0, 0};
     }
 
+  public:
     __device__ __forceinline__ bool has_keys() const { return keys_.begin < keys_.end; }
-
-    /// Reads all that no preceding kernel may still write: the first cached keys and values, and the rule.
-    __device__ __forceinline__ void read_ahead() {
-        load_cached(k_, p_.cached_k, keys_.begin);
-        load_cached(v_, p_.cached_v, keys_.begin);
-#pragma unroll
-        for (int h = 0; h < queries; ++h)
-            formulas_[h] = p_.scores.template rule_of<float>(text_, head_of(h)).formula;
-    }
 
     /// Divides the merging among the cluster's blocks.
     __device__ __forceinline__ void expect_parts() {
@@ -213,89 +190,12 @@ class DecodeThread {
             write(query_of(i), column_in_head(i), {0, NAN, NAN});
     }
 
-    __device__ __forceinline__ void load_queries() {
-        uint4 raw[queries][vectors];
-#pragma unroll
-        for (int h = 0; h < queries; ++h)
-#pragma unroll
-            for (int j = 0; j < vectors; ++j) {
-                raw[h][j] = uint4{};
-                if (column_of(j) < p_.head_dim)
-                    raw[h][j] = *reinterpret_cast<const uint4*>(p_.q.at(text_, token_of(h), head_of(h)) +
-                                                                column_of(j));
-            }
-        load_new(k_, p_.k, keys_.begin);
-        load_new(v_, p_.v, keys_.begin);
-        append();
-#pragma unroll
-        for (int h = 0; h < queries; ++h) {
-            maximum_[h] = -std::numeric_limits<float>::max();
-            sum_[h] = 0;
-#pragma unroll
-            for (int j = 0; j < vectors; ++j) {
-                const Vector x = __builtin_bit_cast(Vector, raw[h][j]);
-#pragma unroll
-                for (int i = 0; i < n; ++i) {
-                    q_[h][j * n + i] = kernels::convert<float>(x[i]) * p_.scale;
-                    o_[h][j * n + i] = 0;
-                }
-            }
-        }
-    }
-
-    /// Adds all keys in the split. The next pass's keys and values are read while this pass is computed.
-    __device__ __forceinline__ void attend() {
-        for (int pass = keys_.begin;; pass += Block::pass_keys) {
-            const int next_pass = pass + Block::pass_keys;
-            float score[queries][unroll];
-            multiply_keys(score);
-            apply_rule(score, pass);
-            if (next_pass < keys_.end) {
-                load_cached(k_, p_.cached_k, next_pass);
-                load_new(k_, p_.k, next_pass);
-            }
-            add_values(score);
-            if (next_pass >= keys_.end) break;
-            load_cached(v_, p_.cached_v, next_pass);
-            load_new(v_, p_.v, next_pass);
-        }
-    }
-
-    /// Reduces over each warp's keys, into shared memory.
-    __device__ __forceinline__ void reduce_warps() {
-#pragma unroll
-        for (int h = 0; h < queries; ++h) {
-            float all = maximum_[h];
-#pragma unroll
-            for (int distance = lanes; distance < 32; distance *= 2)
-                all = fmaxf(all, __shfl_xor_sync(~0u, all, distance));
-            const float weight = exponential(maximum_[h] - all);
-            sum_[h] *= weight;
-#pragma unroll
-            for (int i = 0; i < columns; ++i) o_[h][i] *= weight;
-#pragma unroll
-            for (int distance = lanes; distance < 32; distance *= 2) {
-                sum_[h] += __shfl_xor_sync(~0u, sum_[h], distance);
-#pragma unroll
-                for (int i = 0; i < columns; ++i) o_[h][i] += __shfl_xor_sync(~0u, o_[h][i], distance);
-            }
-            if (lane_ < lanes) {
-#pragma unroll
-                for (int j = 0; j < vectors; ++j)
-#pragma unroll
-                    for (int i = 0; i < n; ++i) shared_.warp_o[warp_][h][column_of(j) + i] = o_[h][j * n + i];
-            }
-            if (lane_ == 0) shared_.warp_sums[warp_][h] = {all, sum_[h]};
-        }
-        __syncthreads();
-    }
-
-    /// Merges the warps' results, and then those of the cluster's blocks.
+    /// Merges the parts' results, and then those of the cluster's blocks.
     __device__ __forceinline__ void merge_cluster() {
         for (int i = thread_; i < block_columns(); i += threads) {
             const int h = query_of(i), column = column_in_head(i);
-            const PartOfKeys part = merged(Block::warps, [&](int w) -> PartOfKeys {
-                return {shared_.warp_sums[w][h].x, shared_.warp_sums[w][h].y, shared_.warp_o[w][h][column]};
+            const PartOfKeys part = merged(Block::parts, [&](int w) -> PartOfKeys {
+                return {shared_.part_sums[w][h].x, shared_.part_sums[w][h].y, shared_.part_o(w, h, column)};
             });
             if (blocks_ == 1) {
                 finish(h, column, part);
@@ -340,11 +240,9 @@ class DecodeThread {
         }
     }
 
-  private:
+  protected:
     // Queries are numbered token by token. Those beyond the last one repeat it.
-    __device__ __forceinline__ int number_of(int h) const {
-        return first_query_ + min(h, own_queries_ - 1);
-    }
+    __device__ __forceinline__ int number_of(int h) const { return first_query_ + min(h, own_queries_ - 1); }
     __device__ __forceinline__ int token_of(int h) const {
         return Block::several_tokens ? number_of(h) / p_.group : 0;
     }
@@ -352,140 +250,37 @@ class DecodeThread {
         return kv_head_ * p_.group + number_of(h) - token_of(h) * p_.group;
     }
     /// The last key that query h sees: its own.
-    __device__ __forceinline__ int last_key(int h) const {
-        return position_ + token_of(h);
-    }
+    __device__ __forceinline__ int last_key(int h) const { return position_ + token_of(h); }
 
     /// The columns of all the block's queries are numbered one query after the other.
-    __device__ __forceinline__ int block_columns() const {
-        return own_queries_ * p_.head_dim;
-    }
-    __device__ __forceinline__ int query_of(int i) const {
-        return queries == 1 ? 0 : i / p_.head_dim;
-    }
-    __device__ __forceinline__ int column_in_head(int i) const {
-        return i - query_of(i) * p_.head_dim;
-    }
+    __device__ __forceinline__ int block_columns() const { return own_queries_ * p_.head_dim; }
+    __device__ __forceinline__ int query_of(int i) const { return queries == 1 ? 0 : i / p_.head_dim; }
+    __device__ __forceinline__ int column_in_head(int i) const { return i - query_of(i) * p_.head_dim; }
 
-    /// Vector j of a lane holds the columns from column_of(j) on; key u of a pass is key_of(pass, u).
-    __device__ __forceinline__ int column_of(int j) const {
-        return (j * lanes + lane_ % lanes) * n;
-    }
-    __device__ __forceinline__ int key_of(int pass, int u) const {
-        return pass + u * Block::keys + warp_ * Block::warp_keys + lane_ / lanes;
-    }
-
-    /// Loads all keys but the new ones, from the L2 cache and not from L1, because another multiprocessor may
-    /// have written them.
-    __device__ __forceinline__ void load_cached(Vectors& to, const CachedHeads<T>& from, int pass) const {
-        const T* const head = from.at(exists_ ? slot_ : 0, kv_head_);
-#pragma unroll
-        for (int u = 0; u < unroll; ++u) {
-            const int key = key_of(pass, u);
-#pragma unroll
-            for (int j = 0; j < vectors; ++j) {
-                to[u][j] = uint4{};
-                if (key < min(keys_.end, position_) && column_of(j) < p_.head_dim)
-                    to[u][j] =
-                        __ldcg(reinterpret_cast<const uint4*>(head + key * from.key_stride + column_of(j)));
-            }
-        }
-    }
-    __device__ __forceinline__ void load_new(Vectors& to, const NewHeads<const T>& from, int pass) const {
-        if (position_ >= min(pass + Block::pass_keys, keys_.end)) return;
-#pragma unroll
-        for (int u = 0; u < unroll; ++u) {
-            const int key = key_of(pass, u), token = Block::several_tokens ? key - position_ : 0;
-            const bool is_new =
-                Block::several_tokens ? key >= position_ && key < keys_.end : key == position_;
-#pragma unroll
-            for (int j = 0; j < vectors; ++j)
-                if (is_new && column_of(j) < p_.head_dim)
-                    to[u][j] =
-                        *reinterpret_cast<const uint4*>(from.at(text_, token, kv_head_) + column_of(j));
-        }
+    __device__ __forceinline__ int block_of(int key) const {
+        // Without a table the text's slot is the block.
+        return p_.blocks.entries == nullptr
+                   ? slot_
+                   : __ldg(p_.blocks.entries + std::int64_t{slot_} * p_.blocks.blocks_of_slot +
+                           (key >> p_.blocks.log2_rows));
     }
     /// One block appends the new keys and values.
     __device__ __forceinline__ void append() const {
         if (split_ != 0 || first_query_ != 0) return;
+        constexpr int n = 16 / static_cast<int>(sizeof(T));  // elements in a vector
         const int head_vectors = p_.head_dim / n;
         for (int i = thread_; i < p_.tokens * head_vectors; i += threads) {
             const int token = Block::several_tokens ? i / head_vectors : 0,
-                      column = (i - token * head_vectors) * n;
+                      column = (i - token * head_vectors) * n, key = position_ + token,
+                      block = key >> p_.blocks.log2_rows == position_ >> p_.blocks.log2_rows
+                                  ? first_new_block_
+                                  : last_new_block_;
             const auto copy = [&](const CachedHeads<T>& to, const NewHeads<const T>& from) {
-                *reinterpret_cast<uint4*>(to.at(slot_, kv_head_) + (position_ + token) * to.key_stride +
-                                          column) =
+                *reinterpret_cast<uint4*>(to.at(block, p_.blocks.row_in_block(key), kv_head_) + column) =
                     *reinterpret_cast<const uint4*>(from.at(text_, token, kv_head_) + column);
             };
             copy(p_.cached_k, p_.k);
             copy(p_.cached_v, p_.v);
-        }
-    }
-
-    __device__ __forceinline__ void multiply_keys(float (&score)[queries][unroll]) const {
-#pragma unroll
-        for (int u = 0; u < unroll; ++u)
-#pragma unroll
-            for (int h = 0; h < queries; ++h) {
-                score[h][u] = 0;
-#pragma unroll
-                for (int j = 0; j < vectors; ++j) {
-                    const Vector x = __builtin_bit_cast(Vector, k_[u][j]);
-#pragma unroll
-                    for (int i = 0; i < n; ++i)
-                        score[h][u] = fmaf(q_[h][j * n + i], kernels::convert<float>(x[i]), score[h][u]);
-                }
-                score[h][u] = kernels::reduce_lanes<lanes>(score[h][u], kernels::Sum{});
-            }
-    }
-    /// Turns products into scores: -inf for keys that a query does not see.
-    __device__ __forceinline__ void apply_rule(float (&score)[queries][unroll], int pass) const {
-#pragma unroll
-        for (int h = 0; h < queries; ++h) {
-            const ScoreFormula<float>& formula = formulas_[h];
-            if (formula.changes_products())
-#pragma unroll
-                for (int u = 0; u < unroll; ++u)
-                    score[h][u] = formula.template transform_product<device::PreciseMath>(score[h][u]).value;
-            if (formula.has_distance_terms())
-#pragma unroll
-                for (int u = 0; u < unroll; ++u)
-                    score[h][u] = formula.template add_distance_terms<device::PreciseMath>(
-                        score[h][u], last_key(h) - key_of(pass, u));
-#pragma unroll
-            for (int u = 0; u < unroll; ++u) {
-                const int key = key_of(pass, u);
-                bool is_seen = key < keys_.end;
-                if constexpr (Block::several_tokens)
-                    is_seen = is_seen && key >= mask_.first_key(token_of(h)) && key <= last_key(h);
-                if (!is_seen) score[h][u] = -INFINITY;
-            }
-        }
-    }
-    /// One step of the online softmax.
-    __device__ __forceinline__ void add_values(const float (&score)[queries][unroll]) {
-#pragma unroll
-        for (int h = 0; h < queries; ++h) {
-            float next = maximum_[h];
-#pragma unroll
-            for (int u = 0; u < unroll; ++u) next = fmaxf(next, score[h][u]);
-            const float keep = exponential(maximum_[h] - next);
-            maximum_[h] = next;
-            sum_[h] *= keep;
-#pragma unroll
-            for (int i = 0; i < columns; ++i) o_[h][i] *= keep;
-#pragma unroll
-            for (int u = 0; u < unroll; ++u) {
-                const float probability = exponential(score[h][u] - next);
-                sum_[h] += probability;
-#pragma unroll
-                for (int j = 0; j < vectors; ++j) {
-                    const Vector x = __builtin_bit_cast(Vector, v_[u][j]);
-#pragma unroll
-                    for (int i = 0; i < n; ++i)
-                        o_[h][j * n + i] = fmaf(probability, kernels::convert<float>(x[i]), o_[h][j * n + i]);
-                }
-            }
         }
     }
 
@@ -520,24 +315,21 @@ class DecodeThread {
     int first_query_, own_queries_;  // among the queries that share the K/V head
     int position_, slot_;
     bool exists_;
+    int first_new_block_ = -1, last_new_block_ = -1;  // of the new keys
     device::DeviceMask mask_;
     KeysOfSplit keys_{0, 0, 0};
     int cluster_, rank_, clusters_;
     int blocks_;               // blocks in this cluster that have keys
     int share_, own_columns_;  // block r in the cluster merges the columns from r * share_ on
-    Vectors k_, v_;
-    ScoreFormula<float> formulas_[queries];
-    float q_[queries][columns], o_[queries][columns];
-    float maximum_[queries], sum_[queries];
 };
 
 /// The grid is (splits, Hkv * query_sets, R); clusters span the split axis.
-template <class T, class Block>
-__global__ void __launch_bounds__(Block::threads)
-    decode_kernel(const __grid_constant__ DecodeParameters<T> p) {
-    __shared__ DecodeShared<Block> shared;
+template <class Thread>
+__global__ void __launch_bounds__(Thread::Block::threads, Thread::Block::blocks_per_sm)
+    decode_kernel(const __grid_constant__ typename Thread::Parameters p) {
+    extern __shared__ __align__(128) unsigned char memory[];
     kernels::allow_successor();
-    DecodeThread<T, Block> thread(p, shared);
+    Thread thread(p, *reinterpret_cast<typename Thread::Shared*>(memory));
     thread.read_ahead();
     thread.expect_parts();
     kernels::await_results();

@@ -13,9 +13,16 @@ namespace gradtile::attention {
 /// text's queries that share a K/V head, over one key split. The grid depends on the longest possible text
 /// and not on the lengths, which are known only while the kernel runs: splits without keys end at once.
 struct DecodePlan {
-    static constexpr int max_queries_together = 8, max_splits = 64;
-    /// Several tokens have kernels for at least this many queries.
-    static constexpr int min_queries_of_tokens = 4;
+    static constexpr int max_splits = 64;
+    /// The kernels without tensor cores take at most 8 queries, several tokens with at least 4. In 16 bits
+    /// more than 2 queries are computed on tensor cores, because elsewhere their arithmetic takes longer than
+    /// reading K and V; beyond 128 columns their tiles do not fit in every GPU's shared memory.
+    static constexpr int max_queries_in_lanes = 8, min_queries_of_tokens = 4, max_queries_in_16_bit_lanes = 2;
+    static constexpr std::int64_t max_dim_in_tiles = 128;
+    /// On tensor cores 16, 32 or 64 queries, whose partial results must fit in shared memory.
+    static constexpr std::int64_t max_queries_in_tiles(std::int64_t head_dim) {
+        return head_dim <= 64 ? 64 : 32;
+    }
     static constexpr int max_cluster = 8;  ///< splits that merge in shared memory; every Hopper GPU has 8
     /// A split with fewer keys would spend more time on starting than on its keys.
     static constexpr std::int64_t min_keys_of_split = 128;
@@ -24,18 +31,22 @@ struct DecodePlan {
     /// Enough thread blocks to use the full bandwidth on a GPU with 132 multiprocessors.
     static constexpr std::int64_t enough_blocks = 264;
 
-    int queries_together = 1;  ///< 1, 2, 4 or 8
+    bool uses_tiles = false;   ///< on tensor cores
+    int queries_together = 1;  ///< 1, 2, 4 or 8; in tiles 16, 32 or 64
     int query_sets = 1;        ///< thread blocks that share a K/V head and a split
     int splits = 1;            ///< 1, 2, 4 or a multiple of 8
 
     static DecodePlan of(std::int64_t texts, std::int64_t tokens, std::int64_t heads,
                          const DecodeCache& cache) {
         const std::int64_t kv_heads = cache.k.size(2), queries = tokens * (heads / kv_heads);
-        DecodePlan plan{.queries_together = tokens > 1 ? min_queries_of_tokens : 1};
-        while (plan.queries_together < std::min<std::int64_t>(queries, max_queries_together))
-            plan.queries_together *= 2;
+        DecodePlan plan{.uses_tiles = size_of(cache.k.dtype()) == 2 && cache.k.size(3) <= max_dim_in_tiles &&
+                                      (tokens > 1 || queries > max_queries_in_16_bit_lanes)};
+        plan.queries_together = plan.uses_tiles ? 16 : tokens > 1 ? min_queries_of_tokens : 1;
+        const std::int64_t most =
+            plan.uses_tiles ? max_queries_in_tiles(cache.k.size(3)) : max_queries_in_lanes;
+        while (plan.queries_together < std::min(queries, most)) plan.queries_together *= 2;
         plan.query_sets = static_cast<int>(ceil_div(queries, plan.queries_together));
-        const std::int64_t blocks = texts * kv_heads * plan.query_sets, context = cache.k.size(1),
+        const std::int64_t blocks = texts * kv_heads * plan.query_sets, context = cache.context(),
                            wanted = ceil_div(enough_blocks, blocks);
         const auto covers = [&](std::int64_t keys_of_split) {
             return plan.splits >= wanted || plan.splits * keys_of_split >= context;

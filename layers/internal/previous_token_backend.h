@@ -12,7 +12,7 @@ struct RowsOfTokens {
     PreviousTokens previous;
 };
 struct RowsOfStep {
-    Tensor y, x, cache, positions, slots;
+    Tensor y, x, cache, positions, slots, table;
 };
 
 namespace cpu {

@@ -12,22 +12,22 @@ Tensor previous_in(const Context& ctx, const Tensor& x, const TrainingPass& pass
     return previous_rows(ctx, x, pass.previous);
 }
 
-/// cached [slots, capacity + 1, H, D] holds the columns of each text's token t at t + 1, and receives those
-/// of x.
+/// `cached` holds the columns of each text's token t in row t + 1, and receives those of x.
 Tensor previous_in(const Context& ctx, const Tensor& x, const CachedPass& pass, const Tensor& cached) {
     const Tensor y = empty(ctx, x.shape(), x.dtype());
     for (const EqualTexts& texts : pass.texts) {
         const auto& [slot, start, length] = texts.first;
-        const Tensor rows = texts.rows_of(x);
-        if (start == 0) copy(ctx, texts.cached(cached, 0, 1), rows.slice(1, 0, 1));
-        copy(ctx, texts.cached(cached, start + 1, length), rows);
-        copy(ctx, texts.rows_of(y), texts.cached(cached, start, length));
+        const Tensor rows = texts.rows_of(x), previous = texts.rows_of(y);
+        copy(ctx, previous.slice(1, 0, 1),
+             start == 0 ? rows.slice(1, 0, 1) : pass.cache.read(ctx, cached, texts, start, 1));
+        copy(ctx, previous.slice(1, 1, length - 1), rows.slice(1, 0, length - 1));
+        pass.cache.write(ctx, cached, texts, start + 1, rows);
     }
     return y;
 }
 
 Tensor previous_in(const Context& ctx, const Tensor& x, const StepPass& pass, const Tensor& cached) {
-    return previous_rows_of_step(ctx, x, cached, pass.positions, pass.slots);
+    return previous_rows_of_step(ctx, x, cached, pass.positions, pass.slots, pass.cache.layer(0).table);
 }
 
 }  // namespace
@@ -40,8 +40,8 @@ void offset_keys(const Context& ctx, const Tensor& k, const KeyOffset& offset, c
     const KeyValueCache* const cache = cache_of(pass);
     for (const auto& [begin, count] : offset.columns) {
         const Tensor columns = k.slice(3, begin, count);
-        const auto layer = static_cast<std::size_t>(offset.layer);
-        const Tensor cached = cache == nullptr ? Tensor() : cache->layers[layer].k.slice(3, begin, count);
+        const Tensor cached =
+            cache == nullptr ? Tensor() : cache->layer(offset.layer).k.slice(3, begin, count);
         const auto previous = [&](const auto& kind) { return previous_in(ctx, columns, kind, cached); };
         copy(ctx, columns, std::visit(previous, pass));
     }

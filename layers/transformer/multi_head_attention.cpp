@@ -268,25 +268,27 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const TrainingPass& pass, 
 
 /// One call for each group of equal texts.
 Tensor MultiHeadAttention::attend(const Context& ctx, const CachedPass& pass, const Heads& in, Saved&) const {
-    const KeyValueCache::Layer& cache = pass.cache.layers[static_cast<std::size_t>(layer)];
+    const attention::DecodeCache& cache = pass.cache.layer(layer);
     const Tensor o = empty(ctx, in.q.shape(), in.q.dtype());
     attention::Options pass_options = options_of_pass(ctx, {});
     for (const EqualTexts& texts : pass.texts) {
         const auto& [slot, start, length] = texts.first;
         pass_options.causal = !has_prefix || start > 0;
-        copy(ctx, texts.cached(cache.k, start, length), texts.rows_of(in.k));
-        copy(ctx, texts.cached(cache.v, start, length), texts.rows_of(in.v));
+        // Without cached tokens, the pass has all keys, and nothing is read from the cache.
+        const auto keep = [&](const Tensor& kv, const Tensor& added) {
+            pass.cache.write(ctx, kv, texts, start, added);
+            return start == 0 ? added : pass.cache.read(ctx, kv, texts, 0, start + length);
+        };
+        const Tensor k = keep(cache.k, texts.rows_of(in.k)), v = keep(cache.v, texts.rows_of(in.v));
         attention::Saved unused;
         // The last query is aligned with the last key, so the rows see the same keys as without a cache.
-        attention::forward(ctx, texts.rows_of(in.q), texts.cached(cache.k, 0, start + length),
-                           texts.cached(cache.v, 0, start + length), pass_options, unused, texts.rows_of(o));
+        attention::forward(ctx, texts.rows_of(in.q), k, v, pass_options, unused, texts.rows_of(o));
     }
     return o;
 }
 
 /// One call for all texts, which reads their lengths from device memory.
 Tensor MultiHeadAttention::attend(const Context& ctx, const StepPass& pass, const Heads& in, Saved&) const {
-    const KeyValueCache::Layer& cache = pass.cache.layers[static_cast<std::size_t>(layer)];
     // The pass's tokens are in one row; decode() takes one token for each of R texts, [R,1,H,D].
     const attention::DecodeInputs tokens{.q = in.q.transpose(0, 1),
                                          .k = in.k.transpose(0, 1),
@@ -294,7 +296,7 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const StepPass& pass, cons
                                          .slots = pass.slots,
                                          .positions = pass.positions};
     const Tensor o = empty(ctx, tokens.q.shape(), tokens.q.dtype());
-    attention::decode(ctx, o, tokens, {cache.k, cache.v}, options_of_pass(ctx, {}), pass.scratch);
+    attention::decode(ctx, o, tokens, pass.cache.layer(layer), options_of_pass(ctx, {}), pass.scratch);
     return o;
 }
 

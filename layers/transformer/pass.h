@@ -64,14 +64,14 @@ struct CachedPass {
 /// contains the pass can be replayed for every token.
 struct StepPass {
     Tensor positions;  ///< int32 [R]: how many of the text's tokens the cache holds
-    Tensor slots;      ///< int32 [R]: the text's index in the cache's batch; all different
+    Tensor slots;      ///< int32 [R]: the text's slot in the cache; all different
     const KeyValueCache& cache;
     const attention::DecodeScratch& scratch;  ///< for at least R rows, see Transformer::step_scratch()
     LayerAngles angles = {};                  ///< for the R tokens
     Embedding::Saved tokens = {};             ///< the R tokens, int32 [1, R], which value embeddings read
 
     TokenPositions token_positions() const {
-        return {.each = positions.reshape({1, positions.elements()}), .end = cache.capacity};
+        return {.each = positions.reshape({1, positions.elements()}), .end = cache.capacity()};
     }
 };
 

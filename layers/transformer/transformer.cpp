@@ -21,13 +21,13 @@ const ModelConfig& checked(const ModelConfig& config, const TrainingOptions& tra
 
 /// Throws Error unless every text's tokens fit its slot in the cache.
 void check_packed_texts(const PackedTexts& pass, const KeyValueCache& cache) {
-    const std::int64_t slots = cache.layers.front().k.size(0);
+    const std::int64_t slots = cache.slots();
     std::int64_t tokens = 0, next_slot = 0;
     for (const auto& [slot, start, length] : pass.texts) {
         check(slot >= next_slot && slot < slots, "transformer: a text in slot ", slot,
               " of a cache; expected slots in increasing order, below ", slots);
-        check(start >= 0 && length >= 1 && start + length <= cache.capacity, "transformer: ", length,
-              " tokens after ", start, " in the cache; it holds ", cache.capacity);
+        check(start >= 0 && length >= 1 && start + length <= cache.capacity(), "transformer: ", length,
+              " tokens after ", start, " in the cache; it holds ", cache.capacity());
         next_slot = slot + 1;
         tokens += length;
     }
@@ -255,7 +255,8 @@ LayerAngles Transformer::rotation_angles(const Context& ctx, const TokenPosition
 
 Tensor Transformer::logits(const Context& ctx, const PackedTexts& texts, const KeyValueCache& cache) const {
     check_packed_texts(texts, cache);
-    CachedPass pass{.texts = equal_texts(texts.texts), .positions = positions_of(texts), .cache = cache};
+    CachedPass pass{
+        .texts = equal_texts(texts.texts, cache), .positions = positions_of(texts), .cache = cache};
     pass.angles = rotation_angles(ctx, pass.positions, texts.tokens.size(1));
     pass.tokens.tokens = texts.tokens;
     Residual stream = forward_blocks(ctx, texts.tokens, pass, nullptr);
@@ -293,7 +294,7 @@ bool Transformer::can_step(const Context& ctx) const {
 
 attention::DecodeScratch Transformer::step_scratch(const Context& ctx, const KeyValueCache& cache,
                                                    std::int64_t rows) const {
-    return {ctx, rows, config.heads, {cache.layers.front().k, cache.layers.front().v}};
+    return {ctx, rows, config.heads, cache.layer(0)};
 }
 
 Tensor Transformer::logits_of_all(const Context& ctx, const Tensor& tokens) const {

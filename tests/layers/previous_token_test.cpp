@@ -105,6 +105,35 @@ TEST(PreviousRows, OfStepsAreThoseOfTheWholeText) {
     EXPECT_THAT(to_host(ctx, cache.slice(0, 1, 1)), testing::Each(99.0));
 }
 
+/// 20 tokens, so that the tokens 15 and 16 have rows in different blocks.
+TEST(PreviousRows, OfStepsWithACacheInBlocksAreThoseOfTheWholeText) {
+    const Context ctx(Device::cpu(), 2);
+    const std::int64_t tokens = 20;
+    const Tensor x = heads_in(ctx, 2, tokens, DType::f32, 4), cache = empty(ctx, {6, 16, 3, 4}, DType::f32);
+    fill(ctx, cache, 99.0);
+    const auto expected = previous_rows(ctx, x, {});
+    const Tensor slots = from_host(ctx, Ids{2, 0}, {2}),
+                 table = from_host(ctx, Ids{5, 1, -1, -1, 4, 2}, {3, 2});
+    for (std::int32_t t = 0; t < tokens; ++t) {
+        const auto of_token = [&](const Tensor& all) { return all.slice(1, t, 1).transpose(0, 1); };
+        const Tensor now = cast(ctx, of_token(x), DType::f32);
+        const Tensor y = previous_rows_of_step(ctx, now, cache, from_host(ctx, Ids{t, t}, {2}), slots, table);
+        EXPECT_EQ(to_host(ctx, y), to_host(ctx, of_token(expected))) << t;
+    }
+    for (const std::int64_t other : {0, 3})
+        EXPECT_THAT(to_host(ctx, cache.slice(0, other, 1)), testing::Each(99.0));
+    const auto error = [&](std::int32_t position, std::int32_t slot) {
+        return message_of([&] {
+            previous_rows_of_step(ctx, cast(ctx, x.slice(1, 0, 1).slice(0, 0, 1), DType::f32), cache,
+                                  from_host(ctx, Ids{position}, {1}), from_host(ctx, Ids{slot}, {1}), table);
+        });
+    };
+    EXPECT_EQ(error(30, 0), "no error");
+    EXPECT_THAT(error(31, 0), HasSubstr("position 31 is outside 0 to 30"));
+    EXPECT_THAT(error(3, 3), HasSubstr("slot 3 is outside 0 to 2"));
+    EXPECT_THAT(error(3, 1), HasSubstr("text 0 has row 3 in block -1"));
+}
+
 TEST(PreviousToken, RefusesOperandsThatItDoesNotSupport) {
     const Context ctx(Device::cpu(), 1);
     const Tensor x = zeros(ctx, {2, 5, 3, 4}, DType::f32), row = zeros(ctx, {1, 2, 3, 4}, DType::f32),
@@ -160,6 +189,32 @@ TEST_F(OnCuda, PreviousTokensAndTheirRowsEqualTheCpus) {
                 to_host(cpu, previous_rows_of_step(cpu, x.slice(0, 0, 1), cache, p, s)));
             EXPECT_EQ(to_host(gpu, gpu_cache), to_host(cpu, cache));
         }
+}
+
+/// Text 1 has no block for its new row.
+TEST_F(OnCuda, PreviousRowsOfStepsInBlocksEqualTheCpus) {
+    const Context cpu(Device::cpu(), 2), gpu = this->gpu();
+    const Tensor x = heads_in(cpu, 1, 3, DType::f32, 5), cache = heads_in(cpu, 6, 16, DType::f32, 5),
+                 gpu_cache = to_device(gpu, cache);
+    const Ids slots{2, 1, 0}, positions{15, 15, 16}, table{5, 1, 0, -1, 4, 2};
+    const auto on_gpu = [&](const Ids& ids, const Shape& shape) { return from_host(gpu, ids, shape); };
+    const Tensor y = previous_rows_of_step(gpu, to_device(gpu, x), gpu_cache, on_gpu(positions, {3}),
+                                           on_gpu(slots, {3}), on_gpu(table, {3, 2}));
+    EXPECT_THAT(to_host(gpu, y.slice(1, 1, 1)), testing::Each(0.0));
+    const auto of_texts = [&](const Context& ctx, const Tensor& all) {
+        std::vector<double> values = to_host(ctx, all.slice(1, 0, 1)),
+                            last = to_host(ctx, all.slice(1, 2, 1));
+        values.insert(values.end(), last.begin(), last.end());
+        return values;
+    };
+    const Tensor two = empty(cpu, {1, 2, 3, 5}, DType::f32);
+    copy(cpu, two.slice(1, 0, 1), x.slice(1, 0, 1));
+    copy(cpu, two.slice(1, 1, 1), x.slice(1, 2, 1));
+    const Tensor expected =
+        previous_rows_of_step(cpu, two, cache, from_host(cpu, Ids{15, 16}, {2}),
+                              from_host(cpu, Ids{2, 0}, {2}), from_host(cpu, table, {3, 2}));
+    EXPECT_EQ(of_texts(gpu, y), to_host(cpu, expected));
+    EXPECT_EQ(to_host(gpu, gpu_cache), to_host(cpu, cache));
 }
 
 }  // namespace

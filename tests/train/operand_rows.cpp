@@ -163,16 +163,16 @@ void Operators::add_attention(std::vector<OperandRow>& all) const {
     const auto token = [&] { return numbers({1, 1, 2, 8}); };
     all.push_back({"attention/decode.h: decode",
                    "decode: ",
-                   {token(), token(), token(), token(), ids({1}), ids({1}), numbers({1, 4, 2, 8}),
-                    numbers({1, 4, 2, 8}), numbers({1, 2, 1})},
+                   {token(), token(), token(), token(), ids({1}), ids({1}), numbers({1, 16, 2, 8}),
+                    numbers({1, 16, 2, 8}), numbers({1, 2, 1}), ids({1, 1})},
                    [&](const Operands& t) {
-                       const attention::DecodeCache keys{t[6], t[7]};
+                       const attention::DecodeCache keys{t[6], t[7], t[9]};
                        const attention::DecodeScratch scratch(ctx, 1, 2, keys);
                        attention::decode(ctx, t[0],
                                          {.q = t[1], .k = t[2], .v = t[3], .slots = t[4], .positions = t[5]},
                                          keys, {.causal = true}, scratch, t[8]);
                    },
-                   {8}});
+                   {8, 9}});
     const Tensor lse = numbers({1, 2, 3});
     all.push_back({"attention/attention.h: merge",
                    "merge: ",

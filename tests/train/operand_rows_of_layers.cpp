@@ -295,9 +295,11 @@ void Operators::add_learned_factors(std::vector<OperandRow>& all) const {
         [&, table](const Operands& t) { previous_rows(ctx, t[0], table(t)); });
     add("layers/documents.h: previous_rows_backward", "previous_token: ", {heads(), tokens, tokens},
         [&, table](const Operands& t) { previous_rows_backward(ctx, t[0], table(t)); });
-    add("layers/documents.h: previous_rows_of_step",
-        "previous_token: ", {numbers({1, 1, 2, 4}), numbers({2, 3, 2, 4}), ids({1}), ids({1})},
-        [&](const Operands& t) { previous_rows_of_step(ctx, t[0], t[1], t[2], t[3]); });
+    all.push_back({"layers/documents.h: previous_rows_of_step",
+                   "previous_token: ",
+                   {numbers({1, 1, 2, 4}), numbers({2, 16, 2, 4}), ids({1}), ids({1}), ids({1, 1})},
+                   [&](const Operands& t) { previous_rows_of_step(ctx, t[0], t[1], t[2], t[3], t[4]); },
+                   {4}});
     all.push_back({"layers/documents.h: PreviousTokens",
                    "previous_token: ",
                    {tokens},
@@ -405,6 +407,15 @@ void Operators::add_transformer(std::vector<OperandRow>& all) const {
                    "transformer: ",
                    {tokens},
                    [&](const Operands& t) { model.logits_of_all(ctx, t[0]); }});
+    const EqualTexts texts{.first = {.length = 1}, .count = 1};
+    all.push_back({"layers/transformer/key_value_cache.h: write",
+                   "key/value cache: ",
+                   {cache.layer(0).k, numbers({1, 1, config.key_value_heads(), config.head_dim()})},
+                   [&, texts](const Operands& t) { cache.write(ctx, t[0], texts, 0, t[1]); }});
+    all.push_back({"layers/transformer/key_value_cache.h: read",
+                   "key/value cache: ",
+                   {cache.layer(0).k},
+                   [&, texts](const Operands& t) { cache.read(ctx, t[0], texts, 0, 1); }});
     all.push_back({"layers/transformer/transformer.h: next_logits",
                    "next_logits: ",
                    {numbers({1, 16}), ids({1}), ids({1}), ids({1})},

@@ -119,6 +119,15 @@ void test_decode(const Context& ctx) {
     from_cache.k = cache.k.slice(1, 2, 1);
     expect_refused([&] { attention::decode(ctx, heads(), from_cache, cache, causal, scratch); });
     expect_refused([&] { attention::decode(ctx, heads(), in, {cache.k, cache.k}, causal, scratch); });
+    const attention::DecodeCache in_blocks{numbers(ctx, {1, 16, 2, 8}), numbers(ctx, {1, 16, 2, 8}),
+                                           zeros(ctx, {1, 1}, DType::i32)};
+    attention::decode(ctx, heads(), in, in_blocks, causal, scratch);
+    const Tensor o = heads();
+    expect_refused([&] {
+        attention::decode(ctx, o, in,
+                          {in_blocks.k, in_blocks.v, as_i32(o.select(2, 0).slice(2, 0, 1), {1, 1})}, causal,
+                          scratch);
+    });
 }
 
 void test_partitioned_forward(const Context& ctx) {

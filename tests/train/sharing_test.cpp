@@ -230,6 +230,22 @@ void test_head_gate_backward(const Context& ctx) {
 void test_previous_rows_of_step(const Context& ctx) {
     const Tensor cache = numbers(ctx, {1, 3, 1, 4}), ids = zeros(ctx, {1}, DType::i32);
     expect_refused([&] { previous_rows_of_step(ctx, cache.slice(1, 0, 1), cache, ids, ids); });
+    const Tensor row = numbers(ctx, {1, 1, 1, 4}), blocks = numbers(ctx, {1, 16, 1, 4});
+    previous_rows_of_step(ctx, row, blocks, ids, ids, zeros(ctx, {1, 1}, DType::i32));
+    expect_refused([&] {
+        previous_rows_of_step(ctx, row, blocks, ids, ids,
+                              as_i32(blocks.slice(1, 0, 1).slice(3, 0, 1), {1, 1}));
+    });
+}
+
+/// The rows may lie in the cache, but not where they are written.
+void test_cache_write(const Context& ctx) {
+    const ModelConfig config{.layers = 1, .heads = 1, .width = 4, .context = 8, .vocabulary = 16};
+    const KeyValueCache cache(ctx, config, DType::f32);
+    const Tensor& k = cache.layer(0).k;
+    const EqualTexts texts{.first = {.length = 2}, .count = 1};
+    cache.write(ctx, k, texts, 0, numbers(ctx, {1, 2, 1, 4}));
+    expect_refused([&] { cache.write(ctx, k, texts, 0, k.slice(1, 1, 2)); });
 }
 
 template <class Norm>
@@ -441,6 +457,8 @@ const OperatorRow operator_table[] = {
     {"layers/rope.h: angles_at", returns_new},
     {"layers/rope.h: backward", checked, test_rope},
     {"layers/rope.h: forward", checked, test_rope},
+    {"layers/transformer/key_value_cache.h: read", returns_new},
+    {"layers/transformer/key_value_cache.h: write", checked, test_cache_write},
     {"layers/transformer/mlp.h: backward", through},
     {"layers/transformer/mlp.h: forward", returns_new},
     {"layers/transformer/mlp.h: forward_hidden", returns_new},

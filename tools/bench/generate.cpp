@@ -71,7 +71,7 @@ Times generate(const LanguageModel& model, std::int64_t texts, const Lengths& le
         views.push_back({static_cast<std::int64_t>(text), tokens[text]});
     }
     NextToken next(model, texts);
-    next.reserve(lengths.prompt + lengths.tokens);
+    next.reserve(lengths.prompt + lengths.tokens, texts);
     const auto draw = [&] {
         const std::vector<std::int32_t> drawn = next.most_likely(views);
         for (std::size_t text = 0; text < tokens.size(); ++text) {

@@ -54,7 +54,7 @@ Context context_for(const LanguageModel& model, std::int64_t slots, std::int64_t
 /// The largest pass: a token from each text, and as many more as there is room for.
 void plan_longest_pass(const Context& dry, const Transformer& transformer, const KeyValueCache& cache,
                        std::int64_t slots) {
-    const std::int64_t window = cache.capacity, tokens = tokens_of_pass(window, slots);
+    const std::int64_t window = cache.capacity(), tokens = tokens_of_pass(window, slots);
     PackedTexts pass;
     for (std::int64_t slot = 0, left = tokens - slots; slot < slots; ++slot) {
         const std::int64_t length = 1 + std::min(left, window - 1);
@@ -72,30 +72,67 @@ NextToken::NextToken(const LanguageModel& model, std::int64_t slots, bool use_ca
       ctx_(model.ctx),
       slots_(static_cast<std::size_t>(slots), Slot(context_)) {}
 
-void NextToken::reserve(std::int64_t length) {
+void NextToken::reserve(std::int64_t length, std::int64_t texts) {
     const std::int64_t room = std::min(length, context_), slots = std::ssize(slots_);
-    if (room <= room_) return;
-    // A step's graphs read the cache. The old activation memory is freed before the new one is allocated.
-    step_.reset();
-    ctx_ = model_.ctx;
-    if (use_cache_) {
-        auto longer = std::make_unique<KeyValueCache>(ctx_, model_.transformer.config,
-                                                      model_.parameters.dtype(), slots, room);
-        if (cache_) longer->copy_from(ctx_, *cache_);
-        cache_ = std::move(longer);
+    if (room > room_) {
+        // A step's graphs read the cache. The old activation memory is freed before the new one is allocated.
+        step_.reset();
+        ctx_ = model_.ctx;
+        if (cache_) {
+            cache_->set_capacity(ctx_, room);
+        } else if (use_cache_) {
+            cache_ = std::make_unique<KeyValueCache>(KeyValueCache::without_blocks(
+                ctx_, model_.transformer.config, model_.parameters.dtype(), slots, room));
+        }
+        ctx_ = context_for(model_, slots, room);
+        room_ = room;
     }
-    ctx_ = context_for(model_, slots, room);
-    room_ = room;
-    if (use_cache_ && TokenStep::exists_for(model_))
-        step_ = std::make_unique<TokenStep>(ctx_, model_, *cache_, slots);
+    if (cache_) reserve_blocks(texts * cache_->blocks_of_text(room));
+    make_step();
 }
 
-/// Doubling bounds the copies, and a step's graphs are captured again only a few times.
+/// A step's graphs contain the addresses of the blocks.
+void NextToken::reserve_blocks(std::int64_t count) {
+    if (count <= cache_->blocks()) return;
+    step_.reset();
+    cache_->add_blocks(model_.ctx, count - cache_->blocks());
+}
+
+void NextToken::make_step() {
+    if (cache_ && !step_ && TokenStep::exists_for(model_))
+        step_ = std::make_unique<TokenStep>(ctx_, model_, *cache_, std::ssize(slots_));
+}
+
+/// Doubling bounds how often a step's graphs are captured again.
 void NextToken::make_room_for(std::span<const Text> texts) {
     constexpr std::int64_t least = 256;
     std::int64_t longest = 0;
     for (const Text& text : texts) longest = std::max(longest, std::ssize(text.tokens));
     if (std::min(longest, context_) > room_) reserve(std::max(2 * longest, least));
+}
+
+/// Gives the texts blocks for all their tokens. A pool that is too small grows by half, or to the blocks
+/// needed if they are more: this bounds the number of copies, and the memory without tokens.
+void NextToken::take_blocks(std::span<const TextToRead> unread) {
+    if (!cache_) return;
+    const auto tokens_of = [](const TextToRead& text) { return text.start + std::ssize(text.tokens); };
+    std::int64_t more = 0;
+    for (const TextToRead& text : unread)
+        more += std::max<std::int64_t>(
+            0, cache_->blocks_of_text(tokens_of(text)) - cache_->blocks_of_slot(text.slot));
+    if (more > cache_->free_blocks()) {
+        const std::int64_t blocks = cache_->blocks(), least = blocks - cache_->free_blocks() + more,
+                           most = std::ssize(slots_) * cache_->blocks_of_text(room_);
+        reserve_blocks(std::clamp(blocks + blocks / 2, least, most));
+    }
+    for (const TextToRead& text : unread) cache_->resize(text.slot, tokens_of(text));
+    cache_->update_table(model_.ctx);
+    make_step();
+}
+
+void NextToken::begin_text(std::int64_t slot) {
+    slot_at(slot) = Slot(context_);
+    if (cache_) cache_->resize(slot, 0);
 }
 
 NextToken::Slot& NextToken::slot_at(std::int64_t slot) {
@@ -132,10 +169,13 @@ TextToRead NextToken::unread_part(const Text& text) {
 
 NextToken::Parts NextToken::parts_of(std::span<const Text> texts) {
     make_room_for(texts);
+    std::vector<TextToRead> all;
+    for (const Text& text : texts) all.push_back(unread_part(text));
+    take_blocks(all);
     Parts parts;
     const std::int64_t limit = cache_ ? tokens_of_pass(room_, std::ssize(slots_)) : 0;
     for (std::size_t i = 0; i < texts.size(); ++i) {
-        const TextToRead unread = unread_part(texts[i]);
+        const TextToRead& unread = all[i];
         const auto length = std::ssize(unread.tokens);
         if (step_ && length == 1) {
             parts.step.push_back(

@@ -46,8 +46,8 @@ class TextWindow {
 };
 
 /// Several texts are computed together, because a pass reads every weight once for all of them. Each text has
-/// a slot, with its own cache and TextWindow. Gives the same logits with a cache and without, and for a text
-/// alone and among others, up to rounding.
+/// a slot, with its own TextWindow, and its keys and values in a common cache. Gives the same logits with a
+/// cache and without, and for a text alone and among others, up to rounding.
 ///
 /// With ModelConfig::prefix, a text's tokens in the slot's first call are its prompt, which the model reads
 /// in both directions. Such a text keeps its prompt: texts longer than the context are refused.
@@ -56,17 +56,19 @@ class NextToken {
     /// For `slots` texts. Without a cache, every call computes whole windows. Keeps a reference to the model.
     explicit NextToken(const LanguageModel& model, std::int64_t slots = 1, bool use_cache = true);
 
-    /// Allocates caches for texts of `length` tokens, or of the context if that is shorter. Without this
-    /// call, and for longer texts, the caches grow with the texts: each time to twice the longest text.
-    void reserve(std::int64_t length);
+    /// Prepares for texts of `length` tokens, or of the context if that is shorter, and allocates the keys
+    /// and values of `texts` texts of this length. Without this call, and for longer texts, it prepares for
+    /// twice the longest text. Memory for keys and values beyond is allocated for tokens that exist, and at
+    /// most half as much again; a text takes whole blocks of KeyValueCache.
+    void reserve(std::int64_t length, std::int64_t texts = 0);
     /// A text and its slot. The text has at least one token.
     struct Text {
         std::int64_t slot = 0;
         std::span<const std::int32_t> tokens;
     };
-    /// Forgets the slot's text. Without this call, a text is taken for the continuation of the slot's text
-    /// before if it begins with it, and then keeps its window.
-    void begin_text(std::int64_t slot) { slot_at(slot) = Slot(context_); }
+    /// Forgets the slot's text, whose blocks other texts can take. Without this call, a text is taken for the
+    /// continuation of the slot's text before if it begins with it, and then keeps its window.
+    void begin_text(std::int64_t slot);
     /// Returns the logits [V] after each text. The texts must be in slot order. The model reads only the
     /// tokens after the prefix that a text's window shares with the slot's window in the previous call.
     std::vector<std::vector<double>> logits(std::span<const Text> texts);
@@ -96,6 +98,9 @@ class NextToken {
     };
     Slot& slot_at(std::int64_t slot);
     void make_room_for(std::span<const Text> texts);
+    void reserve_blocks(std::int64_t count);
+    void take_blocks(std::span<const TextToRead> unread);
+    void make_step();
     TextToRead unread_part(const Text& text);
     Parts parts_of(std::span<const Text> texts);
     std::vector<std::vector<double>> logits_of(const Parts::Pass& pass);

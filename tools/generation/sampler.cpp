@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -252,6 +253,7 @@ class BatchSampler {
     /// Gives the slot to the next request that has tokens to draw; without one, empties it.
     void begin_next(std::size_t slot) {
         slots_[slot].reset();
+        sampler_.begin_text(static_cast<std::int64_t>(slot));
         while (next_request_ < requests_.size() && !slots_[slot]) {
             const std::size_t request = next_request_++;
             if (tokens_ == 0) {
@@ -259,7 +261,6 @@ class BatchSampler {
             } else {
                 const std::span<const std::int32_t> prompt = requests_[request].prompt;
                 slots_[slot] = {.request = request, .tokens = {prompt.begin(), prompt.end()}};
-                sampler_.begin_text(static_cast<std::int64_t>(slot));
             }
         }
     }
@@ -375,14 +376,21 @@ std::string sample(const LanguageModel& model, const SampleOptions& options) {
 
 namespace {
 
-/// How many texts' caches take at most half of the available memory: 1 to 64.
-std::int64_t automatic_batch(const LanguageModel& model, std::int64_t longest) {
-    constexpr double most = 64;
+/// How many of the longest texts' keys and values take at most half of the available memory: 1 to 64.
+std::int64_t automatic_batch(const LanguageModel& model, std::span<const TokenRequest> requests,
+                             std::int64_t drawn) {
+    constexpr std::int64_t most = 64;
     const ModelConfig& config = model.transformer.config;
-    const double bytes = KeyValueCache::bytes_of_text(config, model.parameters.dtype(),
-                                                      std::min(longest, config.context)),
-                 available = static_cast<double>(available_memory(model.ctx.device()));
-    return static_cast<std::int64_t>(std::clamp(available / 2 / bytes, 1.0, most));
+    std::vector<std::int64_t> lengths;
+    for (const TokenRequest& request : requests)
+        lengths.push_back(std::min(std::ssize(request.prompt) + drawn, config.context));
+    std::ranges::sort(lengths, std::greater());
+    double left = static_cast<double>(available_memory(model.ctx.device())) / 2;
+    std::int64_t batch = 0;
+    for (; batch < std::min(most, std::ssize(lengths)) && left > 0; ++batch)
+        left -= KeyValueCache::bytes_of_text(config, model.parameters.dtype(),
+                                             lengths[static_cast<std::size_t>(batch)]);
+    return std::max<std::int64_t>(1, left < 0 ? batch - 1 : batch);
 }
 
 }  // namespace
@@ -395,7 +403,7 @@ void sample_text_batch(const LanguageModel& model, std::span<const std::string> 
     std::vector<TokenRequest> requests;
     for (const std::vector<std::int32_t>& prompt : tokens)
         for (std::size_t sample = 0; sample < samples; ++sample) requests.push_back({prompt, sample});
-    if (batch == 0) batch = automatic_batch(model, longest_text(requests, options.tokens));
+    if (batch == 0) batch = automatic_batch(model, requests, options.tokens);
     std::map<std::size_t, SampledTextBuilder> growing;
     const auto text_of = [&](std::size_t i) -> SampledTextBuilder& {
         const auto piece_of = [&handler, i](std::string_view piece) {

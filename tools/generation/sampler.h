@@ -88,7 +88,7 @@ class TokenSampler {
     TokenSampler(const LanguageModel& model, const SampleOptions& options, std::int64_t slots = 1)
         : chooser_(model, options), next_(model, slots, options.use_cache) {}
 
-    /// See NextToken::reserve().
+    /// Prepares for texts of `length` tokens, see NextToken::reserve().
     void reserve(std::int64_t length) { next_.reserve(length); }
     /// Returns the token after each text; the model sees the tokens in a TextWindow. The texts must be in
     /// slot order.
@@ -188,7 +188,8 @@ struct BatchTextHandler {
 /// prompt i / samples and has the number i % samples, so a prompt's texts do not depend on the other prompts.
 /// For an empty prompt see prompt_tokens(). Throws Error "prompt 3: ..." (counted from 1), before the first
 /// draw, when a prompt contains a character that the tokenizer does not know. Batch 0: as many texts at once
-/// as half of the available memory has room for their caches, at least 1 and at most 64.
+/// as half of the available memory has room for if they are the longest ones and draw all tokens, at least 1
+/// and at most 64.
 void sample_text_batch(const LanguageModel& model, std::span<const std::string> prompts, std::size_t samples,
                        const SampleOptions& options, std::int64_t batch, const BatchTextHandler& handler);
 

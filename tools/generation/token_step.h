@@ -28,11 +28,12 @@ class TokenStep {
     static void plan(const Context& dry, const LanguageModel& model, const KeyValueCache& cache,
                      std::int64_t slots);
 
-    /// For steps of up to `slots` texts. ctx must have an Arena that nothing else uses during a step. Keeps a
-    /// reference to the model, and views of the cache.
+    /// For steps of up to `slots` texts. ctx must have an Arena that nothing else uses during a step. Keeps
+    /// references to the model and to the cache, whose blocks and table must keep their addresses.
     TokenStep(const Context& ctx, const LanguageModel& model, const KeyValueCache& cache, std::int64_t slots);
 
-    /// A token, the text's slot, and how many of the text's tokens are in the cache.
+    /// A token, the text's slot, and how many of the text's tokens are in the cache, which has a block for
+    /// the token.
     struct Input {
         std::int64_t slot = 0, position = 0;
         std::int32_t token = 0;
@@ -56,7 +57,7 @@ class TokenStep {
 
     Context ctx_;
     const LanguageModel& model_;
-    KeyValueCache cache_;
+    const KeyValueCache& cache_;
     std::int64_t slots_;
     bool uses_graphs_;
     attention::DecodeScratch scratch_;

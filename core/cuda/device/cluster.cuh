@@ -98,6 +98,7 @@ template <class... Parameters, class... Arguments>
 void launch_clusters(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, unsigned cluster,
                      Block block, Arguments&&... arguments) {
     use_device(ctx.device());
+    grant_shared_memory(reinterpret_cast<const void*>(kernel), block);
     std::array<cudaLaunchAttribute, 2> attributes{};
     unsigned count = 0;
     if (block.starts_early && starts_early(reinterpret_cast<const void*>(kernel))) {

@@ -61,15 +61,20 @@ inline int processors_of(const Context& ctx) {
     return count;
 }
 
-/// Launches kernel(arguments...) with `grid` blocks on the current device.
-template <class... Parameters, class... Arguments>
-void launch_on(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, Block block,
-               Arguments&&... arguments) {
+/// Allows the kernel the block's dynamic shared memory.
+inline void grant_shared_memory(const void* kernel, const Block& block) {
     // Every kernel may use 48 KB of shared memory without an attribute, including its own arrays.
     constexpr std::size_t surely_granted = 32 << 10;
     if (block.shared_bytes > surely_granted)
         cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(block.shared_bytes)));
+}
+
+/// Launches kernel(arguments...) with `grid` blocks on the current device.
+template <class... Parameters, class... Arguments>
+void launch_on(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, Block block,
+               Arguments&&... arguments) {
+    grant_shared_memory(reinterpret_cast<const void*>(kernel), block);
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;

@@ -13,6 +13,7 @@
 #include <gradtile/tools/generation/stop_texts.h>
 
 #include <support/counted_memory.h>
+#include <support/cuda_test.h>
 #include <support/error_message.h>
 #include <tools/generation/generation_cases.h>
 
@@ -104,10 +105,11 @@ std::size_t resident_peak() {
     return static_cast<std::size_t>(usage.ru_maxrss) << 10;
 }
 
-std::unique_ptr<LanguageModel> rotating_model(const Context& ctx, std::int64_t context) {
+std::unique_ptr<LanguageModel> rotating_model(const Context& ctx, std::int64_t context,
+                                              DType dtype = DType::f64) {
     const ModelConfig config =
         as_llama({.layers = 2, .heads = 4, .width = 32, .context = context, .vocabulary = 40});
-    auto model = std::make_unique<LanguageModel>(ctx, config, DType::f64, std::nullopt);
+    auto model = std::make_unique<LanguageModel>(ctx, config, dtype, std::nullopt);
     model->parameters.initialize(model->ctx, Seed{5});
     return model;
 }
@@ -130,6 +132,44 @@ TEST(Generation, MemoryDependsOnTheTextsAndNotOnTheContext) {
     EXPECT_EQ(drawn_with(longest_context, false), drawn);
     EXPECT_LT(allocator->peak, little_memory);
     EXPECT_LT(resident_peak() - before, little_memory);
+}
+
+/// One text of 900 tokens among 15 of 3. In blocks they take at most 15 + 15 + 15 blocks, and half as many
+/// again that were allocated in advance; each text with memory for the longest one would take 16 * 15.
+TEST(Generation, ShortTextsBesideALongOneTakeLittleMemory) {
+    const auto allocator = std::make_shared<test::CountedMemory>();
+    const auto model = rotating_model(Context(Device::cpu(), 2).with_allocator(allocator), 1000);
+    const std::vector<std::int32_t> long_prompt(900, 3), prompt{3, 1, 4};
+    std::vector<TokenRequest> requests(16, TokenRequest{prompt});
+    requests[7].prompt = long_prompt;
+    const auto peak_of = [&](std::span<const TokenRequest> some) {
+        const std::size_t before = allocator->held;
+        allocator->peak = before;
+        sample_token_batch(*model, some, {.tokens = 20}, std::ssize(some), {});
+        EXPECT_EQ(allocator->held, before);
+        return allocator->peak - before;
+    };
+    const std::size_t alone = peak_of(std::span(requests).subspan(7, 1)), together = peak_of(requests);
+    const double block = KeyValueCache::bytes_of_text(model->transformer.config, DType::f64, 1);
+    // Alone 15 blocks; the activations of all prompts in one pass are those of 945 tokens instead of 900.
+    EXPECT_LT(static_cast<double>(together), 1.05 * static_cast<double>(alone) + 2 * 45 * block);
+    EXPECT_LT(1.05 * static_cast<double>(alone) + 2 * 45 * block, 16 * 15 * block);
+}
+
+/// The blocks of a text that has ended are given to the next one: more texts take less than a block more.
+TEST(Generation, TextsThatEndReturnTheirMemory) {
+    const auto allocator = std::make_shared<test::CountedMemory>();
+    const auto model = rotating_model(Context(Device::cpu(), 2).with_allocator(allocator), 1000);
+    const std::vector<std::int32_t> prompt(300, 3);
+    const auto peak_of = [&](std::size_t texts) {
+        allocator->peak = allocator->held;
+        const std::size_t before = allocator->held;
+        const std::vector<TokenRequest> requests(texts, TokenRequest{prompt});
+        sample_token_batch(*model, requests, {.tokens = 3}, /*batch=*/2, {});
+        return allocator->peak - before;
+    };
+    const double block = KeyValueCache::bytes_of_text(model->transformer.config, DType::f64, 1);
+    EXPECT_LT(static_cast<double>(peak_of(6)), static_cast<double>(peak_of(2)) + block);
 }
 
 TEST(Generation, AStepsAnglesTakeTheMemoryOfItsCache) {
@@ -167,6 +207,51 @@ void expect_caches_grow_with(const LanguageModel& model) {
 
 TEST(Generation, CachesGrowWithTheirTexts) {
     expect_caches_grow_with(*rotating_model(Context(Device::cpu(), 2), 1000));
+}
+
+/// Three texts of which each grows by a token in turn, so that their blocks are not neighbours. Another text
+/// takes the blocks of one that ends. Some calls read several tokens.
+void expect_texts_in_scattered_blocks(const LanguageModel& model, double epsilon) {
+    NextToken growing(model, /*slots=*/3), full_window(model, /*slots=*/3, /*use_cache=*/false);
+    std::vector<std::vector<std::int32_t>> texts(3);
+    const auto lengthen = [&](std::size_t i, std::size_t tokens) {
+        for (std::size_t n = 0; n < tokens; ++n)
+            texts[i].push_back(static_cast<std::int32_t>((13 * texts[i].size() + 5 * i + n) % 40));
+    };
+    for (const std::size_t i : {0, 1, 2}) lengthen(i, 60 * i + 10);
+    for (int step = 0; step < 200; ++step) {
+        if (step == 90) {
+            growing.begin_text(1);
+            texts[1].clear();
+            lengthen(1, 200);
+        }
+        std::vector<NextToken::Text> views;
+        for (std::size_t i = 0; i < texts.size(); ++i)
+            views.push_back({static_cast<std::int64_t>(i), texts[i]});
+        const auto logits = growing.logits(views);
+        for (std::size_t i = 0; step % 40 == 39 && i < texts.size(); ++i) {
+            full_window.begin_text(static_cast<std::int64_t>(i));
+            const auto expected = full_window.logits(std::span(views).subspan(i, 1)).front();
+            double largest = 0;
+            for (const double logit : expected) largest = std::max(largest, std::abs(logit));
+            // 10,000 roundings, relative to the largest logit. A wrong key changes a logit by far more.
+            for (std::size_t v = 0; v < expected.size(); ++v)
+                ASSERT_NEAR(logits[i][v], expected[v], 1e4 * epsilon * largest)
+                    << "text " << i << ", step " << step;
+        }
+        for (const std::size_t i : {0, 1, 2}) lengthen(i, step % 40 == 38 ? 4 : 1);
+    }
+}
+
+TEST(Generation, TextsInScatteredBlocksHaveTheLogitsOfWholeTexts) {
+    expect_texts_in_scattered_blocks(*rotating_model(Context(Device::cpu(), 2), 1000), 0x1p-53);
+}
+
+class GenerationOnCuda : public test::CudaTest {};
+
+/// Graphs are replayed while the table changes, and captured again when the pool grows.
+TEST_F(GenerationOnCuda, TextsInScatteredBlocksHaveTheLogitsOfWholeTexts) {
+    expect_texts_in_scattered_blocks(*rotating_model(gpu(), 1000, DType::f32), 0x1p-24);
 }
 
 /// Also when the cache is full, whose last token leaves its row for a token that needs the longer cache.

@@ -280,11 +280,24 @@ TEST(Bench, KernelsOfGpusAreRefusedWithoutOne) {
     if (cuda_device_count() > 0) {
         const ProcessOptions with_gpu{.without_gpu = false};
         EXPECT_EQ(rows_of({"bench", "few-rows"}, with_gpu).size(), 10u * 5 - 6);
+        EXPECT_EQ(rows_of({"bench", "decode", "--mib", "1,3", "--kv-heads", "32,4", "--head-dim", "64",
+                           "--tokens", "1,16", "--block-tokens", "0"},
+                          with_gpu)
+                      .size(),
+                  8u);
+        EXPECT_EQ(rows_of({"bench", "decode", "--texts", "2", "--keys", "100", "--kv-heads", "8",
+                           "--head-dim", "128", "--tokens", "4", "--window", "50"},
+                          with_gpu)
+                      .size(),
+                  1u);
         EXPECT_GT(rows_of({"bench", "muon", "--layers", "1", "--width", "128"}, with_gpu).size(), 30u);
     }
-    for (const char* command : {"few-rows", "muon"})
+    for (const char* command : {"decode", "few-rows", "muon"})
         expect_refused(run({"bench", command}), {"cuda", "--device cpu"});
     expect_refused(run({"bench", "few-rows", "--rows", "9"}), {"--rows: 9", "1 to 8"});
+    expect_refused(run({"bench", "decode", "--tokens", "17"}), {"--tokens: 17", "1 to 16"});
+    expect_refused(run({"bench", "decode", "--kv-heads", "5"}), {"--kv-heads: 5", "32 heads"});
+    expect_refused(run({"bench", "decode", "--block-tokens", "24"}), {"--block-tokens: 24", "power of two"});
 }
 
 TEST(Bench, TuningAttentionNeedsAGpuAndTheAlgorithmWithCandidates) {
