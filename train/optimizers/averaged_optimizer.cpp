@@ -18,8 +18,9 @@ AveragedOptimizer::AveragedOptimizer(const Context& ctx, const ParameterStore& s
     average_ = zeros(held.state_context(ctx), held.gradients.shape(), held.gradients.dtype());
     std::int64_t packed = 0;
     for (const FlatRange& range : ranges_) {
-        const Tensor values = store.values().slice(0, range.begin, range.length);
         const auto packed_part = [&](const Tensor& x) { return x.slice(0, packed, range.length); };
+        const Tensor values = held.values.defined() ? packed_part(held.values)
+                                                    : store.values().slice(0, range.begin, range.length);
         pieces_.push_back({.weights = held.masters.defined() ? packed_part(held.masters) : values,
                            .average = packed_part(average_),
                            .values = values,
