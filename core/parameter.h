@@ -54,15 +54,22 @@ class Parameter {
     /// The value, in the store's compute dtype. Throws Error if the parameter is quantized.
     const Tensor& value() const {
         check(entry().value.defined(), "parameter ", name(), ": has no value; ",
-              is_quantized() ? "it is quantized" : "its store is not allocated");
+              is_quantized()      ? "it is quantized"
+              : entry().allocated ? "no stage of a pass reads it now"
+                                  : "its store is not allocated");
         return entry().value;
     }
+    /// Gives the value its memory: `flat` has padded_elements() elements. An undefined tensor takes the
+    /// memory away. Throws Error if the store has a value block.
+    void set_value(const Tensor& flat) const;
     /// The store's compute dtype, once the store is allocated.
     DType dtype() const {
-        check(entry().value.defined() || entry().codes.defined(), "parameter ", name(),
-              ": has no value; its store is not allocated");
+        check(entry().allocated, "parameter ", name(), ": has no dtype; its store is not allocated");
         return entry().dtype;
     }
+    /// The stages in which a forward pass reads the parameter first and last (ParameterStore::begin_stage()).
+    std::size_t first_stage() const { return entry().first_stage; }
+    std::size_t last_stage() const { return entry().last_stage; }
     /// Whether codes() take the place of the value (ParameterStore::quantize).
     bool is_quantized() const { return entry().format != WeightFormat::same; }
     WeightFormat format() const { return entry().format; }
@@ -81,13 +88,14 @@ class Parameter {
     GradientTarget begin_gradient_write() const;
     /// The next contribution overwrites grad(); until then its values are meaningless.
     void reset_gradient() const { entry().next_write = GradientWrite::overwrite; }
-    /// Gives the gradient its memory: `flat` has as many elements as padded_value(). An undefined tensor
-    /// takes the memory away. Throws Error unless the store has a gradient provider.
+    /// Gives the gradient its memory: `flat` has padded_elements() elements. An undefined tensor takes
+    /// the memory away. Throws Error unless the store has a gradient provider.
     void set_gradient(const Tensor& flat) const;
     /// value() and grad() with the zero rows that ParameterStore::add appended. Only zeros may be written to
     /// these rows. Updates and checkpoints skip the rows.
     const Tensor& padded_value() const { return entry().padded_value; }
     const Tensor& padded_grad() const { return entry().padded_grad; }
+    std::int64_t padded_elements() const { return entry().padded_shape.elements(); }
     /// The first element's index in the flat blocks; in codes() of the store if the parameter is quantized.
     std::int64_t offset() const { return entry().offset; }
 
@@ -99,10 +107,11 @@ class Parameter {
         Init init;
         Shape padded_shape;
         std::int64_t offset = 0;
+        std::size_t first_stage = 0, last_stage = 0;
         WeightFormat format = WeightFormat::same;
         DType dtype = DType::f32;
         Tensor value, grad, padded_value, padded_grad, codes;
-        bool frozen = false;
+        bool allocated = false, frozen = false, has_value_block = false;
         GradientProvider provide_gradient = {};
         GradientWrite next_write = GradientWrite::accumulate;
     };

@@ -60,6 +60,19 @@ void Parameter::set_gradient(const Tensor& flat) const {
     own.padded_grad = view_of(flat, 0, own.padded_shape);
 }
 
+void Parameter::set_value(const Tensor& flat) const {
+    Entry& own = entry();
+    check(own.allocated && !own.has_value_block, "parameter ", own.name,
+          ": set_value; expected an allocated store without a value block");
+    own.value = own.padded_value = {};
+    if (!flat.defined()) return;
+    check(flat.rank() == 1 && flat.elements() == own.padded_shape.elements() && flat.dtype() == own.dtype,
+          "parameter ", own.name, ": value ", flat, "; expected flat ", own.dtype, " with the elements of ",
+          own.padded_shape);
+    own.value = view_of(flat, 0, own.shape);
+    own.padded_value = view_of(flat, 0, own.padded_shape);
+}
+
 Tensor Parameter::dequantized(const Context& ctx) const {
     if (!is_quantized()) return value();
     const Tensor full = empty(ctx, shape(), dtype());
@@ -77,9 +90,19 @@ Parameter ParameterStore::add(std::string name, const Shape& shape, Init init, s
     entry->padded_shape = shape;
     if (row_multiple > 1) entry->padded_shape[0] = rounded_up(shape[0], row_multiple);
     entry->offset = flat_elements_;
+    entry->first_stage = entry->last_stage = stage_;
     flat_elements_ += rounded_up(entry->padded_shape.elements(), parameter_alignment);
     parameters_.push_back(Parameter(std::move(entry)));
     return parameters_.back();
+}
+
+void ParameterStore::begin_stage() {
+    check(!allocated(), "parameter store: a stage begins after the store was allocated");
+    ++stage_;
+}
+
+void ParameterStore::read_again(const Parameter& parameter) const {
+    parameter.entry().last_stage = stage_;
 }
 
 void ParameterStore::quantize(std::span<const Parameter> chosen, WeightFormat format) {
@@ -104,31 +127,34 @@ void ParameterStore::quantize(std::span<const Parameter> chosen, WeightFormat fo
 
 void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions& options) {
     check(!allocated(), "parameter store: allocated twice");
-    check(options.multiple >= 1 && options.multiple % parameter_alignment == 0,
-          "parameter store: blocks of a multiple of ", options.multiple, " elements; expected a multiple of ",
-          parameter_alignment);
     check(code_words_ == 0 || !options.gradients,
           "parameter store: quantized parameters and gradients; expected FlatOptions::gradients = false");
+    check(options.value_block || code_words_ == 0,
+          "parameter store: quantized parameters without a value block");
     dtype_ = dtype;
-    flat_elements_ = rounded_up(flat_elements_, options.multiple);
+    allocated_ = true;
     const Context blocks = options.allocator ? ctx.with_allocator(options.allocator) : ctx;
-    values_ = zeros(blocks, {flat_elements_}, dtype);
+    if (options.value_block) values_ = zeros(blocks, {flat_elements_}, dtype);
     if (options.gradients && options.gradient_block)
         gradients_ = zeros(blocks, {flat_elements_}, accumulator_of(dtype));
-    if (is_16_bit(dtype) && options.masters && options.gradients)
+    if (is_16_bit(dtype) && options.masters && options.gradients && options.value_block)
         master_ = zeros(ctx, {flat_elements_}, DType::f32);
     if (code_words_ > 0) codes_ = zeros(blocks, {code_words_}, DType::i32);
     for (Parameter& parameter : parameters_) {
         Parameter::Entry& entry = *parameter.entry_;
         entry.dtype = dtype;
+        entry.allocated = true;
+        entry.has_value_block = values_.defined();
         if (entry.format != WeightFormat::same) {
             entry.codes =
                 codes_.slice(0, entry.offset, quantized_layout(entry.format, entry.shape.elements()).words);
             entry.frozen = true;
             continue;
         }
-        entry.value = view_of(values_, entry.offset, entry.shape);
-        entry.padded_value = view_of(values_, entry.offset, entry.padded_shape);
+        if (values_.defined()) {
+            entry.value = view_of(values_, entry.offset, entry.shape);
+            entry.padded_value = view_of(values_, entry.offset, entry.padded_shape);
+        }
         entry.frozen = !options.gradients;
         if (!gradients_.defined()) continue;
         entry.grad = view_of(gradients_, entry.offset, entry.shape);
@@ -143,16 +169,16 @@ void ParameterStore::initialize(const Context& ctx, Seed seed, const KeepMasters
             initialize_quantized(ctx, parameter, seed);
             continue;
         }
-        if (!is_16_bit(dtype_) || has_master()) {
+        if (values_.defined() && (!is_16_bit(dtype_) || has_master())) {
             draw(ctx, parameter, master_of(parameter), seed);
             if (has_master()) round_masters(ctx, master_of(parameter), parameter.value());
             continue;
         }
-        const std::int64_t elements = rounded_up(parameter.padded_value().elements(), parameter_alignment);
-        const Tensor flat = zeros(ctx, {elements}, DType::f32);
+        const std::int64_t elements = rounded_up(parameter.padded_elements(), parameter_alignment);
+        const Tensor flat = zeros(ctx, {elements}, accumulator_of(dtype_));
         const Tensor drawn = view_of(flat, 0, parameter.shape());
         draw(ctx, parameter, drawn, seed);
-        round_masters(ctx, drawn, parameter.value());
+        if (values_.defined()) round_masters(ctx, drawn, parameter.value());
         if (keep) keep(parameter, flat);
     }
 }

@@ -28,12 +28,10 @@ struct FlatRange {
 };
 
 struct FlatOptions {
-    /// The block length is a multiple of this number, so that processes can have equal parts. Must itself be
-    /// a multiple of 64.
-    std::int64_t multiple = 64;
-    bool masters = true;         ///< float32 masters for 16-bit values
+    bool masters = true;         ///< float32 masters for 16-bit values in the value block
     bool gradients = true;       ///< false: the parameters are frozen, and have no masters
     bool gradient_block = true;  ///< false: a gradient's memory comes from set_gradient_provider()
+    bool value_block = true;     ///< false: a value's memory comes from Parameter::set_value()
     /// Allocates values and gradients; null: the context's allocator.
     std::shared_ptr<Allocator> allocator = {};
 };
@@ -49,6 +47,12 @@ class ParameterStore {
     /// allocate().
     Parameter add(std::string name, const Shape& shape, Init init, std::int64_t row_multiple = 1);
 
+    /// Parameters that are added from now on belong to the next stage of passes (StageHook): a forward pass
+    /// reads stage 0 first, a backward pass last. Throws Error after allocate().
+    void begin_stage();
+    /// Declares that a forward pass reads this parameter of an earlier stage again in the present stage.
+    void read_again(const Parameter& parameter) const;
+
     /// Declares that the `chosen` parameters of this store are kept in this format, in a separate
     /// code block. The store must then be allocated without gradients. Throws Error after allocate(), and for
     /// WeightFormat::same.
@@ -59,10 +63,11 @@ class ParameterStore {
     /// 16-bit values get a float32 master copy if options.masters is set. Frozen parameters get values only.
     void allocate(const Context& ctx, DType dtype, const FlatOptions& options = {});
     /// Draws every parameter from (seed, name). 16-bit values are rounded from their masters, which `keep`
-    /// receives if the store has none. Quantized parameters are drawn in float32 on the host.
+    /// receives if the store has none. A store without a value block keeps nothing: `keep` receives all that
+    /// is drawn, in accumulator_of(dtype). Quantized parameters are drawn in float32 on the host.
     void initialize(const Context& ctx, Seed seed, const KeepMasters& keep = {});
 
-    bool allocated() const { return values_.defined(); }
+    bool allocated() const { return allocated_; }
     DType dtype() const { return dtype_; }
     std::span<const Parameter> parameters() const { return parameters_; }
     /// Returns the parameter with this name. Throws Error with the name when there is none.
@@ -76,7 +81,7 @@ class ParameterStore {
 
     /// [code_words()] int32: the quantized parameters; undefined if there are none.
     const Tensor& codes() const { return codes_; }
-    const Tensor& values() const { return values_; }  ///< [flat_elements], compute dtype
+    const Tensor& values() const { return values_; }  ///< [flat_elements]; undefined without a value_block
     /// [flat_elements], float32 or float64; undefined if frozen, or without FlatOptions::gradient_block.
     const Tensor& gradients() const { return gradients_; }
     /// The weights that the optimizer updates: float32 masters for 16-bit values, else the values themselves.
@@ -99,6 +104,8 @@ class ParameterStore {
     std::vector<Parameter> parameters_;
     std::unordered_set<std::string> names_;  // names in parameters_
     std::int64_t flat_elements_ = 0, code_words_ = 0;
+    std::size_t stage_ = 0;
+    bool allocated_ = false;
     DType dtype_ = DType::f32;
     Tensor values_, gradients_, master_, codes_;
 };

@@ -97,7 +97,7 @@ void add_rows_of_tokens(const Context& ctx, const Parameter& weight, const Tenso
 }  // namespace
 
 void Embedding::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
-    check(dy.dtype() == weight.value().dtype() && dy.rank() == saved.tokens.rank() + 1 &&
+    check(dy.dtype() == weight.dtype() && dy.rank() == saved.tokens.rank() + 1 &&
               dy.size(-1) == weight.shape()[1] &&
               dy.elements() == saved.tokens.elements() * weight.shape()[1],
           "embedding: dy ", dy, " does not fit tokens ", saved.tokens, " and weight ", weight.shape());
@@ -139,8 +139,8 @@ Tensor PositionEmbedding::forward_at(const Context& ctx, const Tensor& x, const 
 }
 
 Tensor PositionEmbedding::backward(const Context& ctx, const Tensor& dy, const Saved& saved) const {
-    check(dy.rank() == 3 && dy.size(2) == weight.shape()[1] && dy.dtype() == weight.value().dtype(),
-          "position_embedding: dy ", dy, " does not fit weight ", weight.value());
+    check(dy.rank() == 3 && dy.size(2) == weight.shape()[1] && dy.dtype() == weight.dtype(),
+          "position_embedding: dy ", dy, " does not fit weight ", weight.shape());
     row_layout(dy, "position_embedding");
     if (saved.positions.defined()) {
         check(saved.positions.shape() == Shape{dy.size(0), dy.size(1)}, "position_embedding: dy ", dy,
@@ -149,7 +149,7 @@ Tensor PositionEmbedding::backward(const Context& ctx, const Tensor& dy, const S
         return dy;
     }
     check(saved.start >= 0 && saved.start + dy.size(1) <= weight.shape()[0], "position_embedding: dy ", dy,
-          " after a start of ", saved.start, " for weight ", weight.value(),
+          " after a start of ", saved.start, " for weight ", weight.shape(),
           "; backward needs what forward saved");
     if (weight.is_frozen()) return dy;
     check_sharing(ctx, "position_embedding", {"gradient of the weight", weight.grad()}, {{"dy", dy}});

@@ -2,18 +2,23 @@
 /// Callbacks from forward and backward. The caller uses them to exchange values and gradients between
 /// processes, so that layers do not depend on the exchange.
 #include <functional>
+#include <optional>
 
 #include <gradtile/core/parameter_store.h>
 
 namespace gradtile {
 
+/// Called before the first read of a value in this stage of a pass (ParameterStore::begin_stage()). The pass
+/// then reads only the stage's values until it calls the hook for `next`; no stage follows if there is none.
+/// The callback can wait until the values have arrived from other processes, and fetch those of `next`.
+using StageHook = std::function<void(std::size_t stage, std::optional<std::size_t> next)>;
+
 struct ForwardHooks {
-    /// Called before the first read of any parameter up to and including `last`, in the store's order. The
-    /// callback can wait until these parameters' values have arrived from other processes.
-    std::function<void(const Parameter& last)> before_use = {};
+    StageHook before_stage = {};
 };
 
 struct BackwardHooks {
+    StageHook before_stage = {};
     /// Called once per parameter, directly after the last contribution to its gradient was enqueued.
     std::function<void(const Parameter&)> gradient_complete = {};
     /// Called directly before a transformer block's attention is enqueued, which is a good time to start an
@@ -32,6 +37,12 @@ void notify_gradients_complete(const BackwardHooks& hooks, const Parameters&... 
 
 inline void notify_before_attention(const BackwardHooks& hooks) {
     if (hooks.before_attention) hooks.before_attention();
+}
+
+/// Of a forward or backward pass.
+template <class Hooks>
+void notify_before_stage(const Hooks& hooks, std::size_t stage, std::optional<std::size_t> next) {
+    if (hooks.before_stage) hooks.before_stage(stage, next);
 }
 
 }  // namespace gradtile

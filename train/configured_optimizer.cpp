@@ -88,10 +88,10 @@ DataParallelOptions data_parallel_options(const TrainConfig& config) {
     return {.zero = static_cast<int>(config.zero), .whole_cost = whole_cost(config)};
 }
 
-OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int64_t elements,
-                                     const TrainConfig& config, int processes) {
+OptimizerPart largest_optimizer_part(const ParameterStore& parameters, const TrainConfig& config,
+                                     int processes) {
     const std::vector<ShardBucket> buckets =
-        shard_buckets(parameters, elements, processes, data_parallel_options(config));
+        shard_buckets(parameters, processes, data_parallel_options(config));
     const DType accumulator = accumulator_of(storage_dtype(config.dtype));
     const std::size_t accumulator_bytes = size_of(accumulator);
     const MomentStorage moments{.format = config.moment_dtype};

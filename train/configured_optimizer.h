@@ -23,12 +23,11 @@ ParameterUpdate update_of(const TrainConfig& config, const Parameter& parameter)
 /// The cost for parameters that shards must not cut: the operations in their update's matrix products.
 WholeCost whole_cost(const TrainConfig& config);
 
-/// Returns how the processes of a run share its optimizer and gradients.
+/// Returns how the processes of a run share its optimizer, gradients and values.
 DataParallelOptions data_parallel_options(const TrainConfig& config);
 
-/// Returns the largest optimizer part that one of `processes` processes has, for flat blocks with `elements`
-/// elements. The store need not be allocated.
-OptimizerPart largest_optimizer_part(const ParameterStore& parameters, std::int64_t elements,
-                                     const TrainConfig& config, int processes);
+/// Returns the largest optimizer part that one of `processes` processes has. The store need not be allocated.
+OptimizerPart largest_optimizer_part(const ParameterStore& parameters, const TrainConfig& config,
+                                     int processes);
 
 }  // namespace gradtile

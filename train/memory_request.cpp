@@ -2,23 +2,27 @@
 
 #include <gradtile/train/configured_optimizer.h>
 #include <gradtile/train/parallel/data_parallel.h>
+#include <gradtile/train/parallel/internal/value_slots.h>
 
 namespace gradtile {
 
 MemoryRequest memory_request(const TrainConfig& config, Device device, std::int64_t ranks) {
     const bool sharded = config.zero > 0 && ranks > 1;
     const std::int64_t shards = sharded ? ranks : 1;
-    const auto optimizer_part = [=](const ParameterStore& parameters, std::int64_t elements) {
-        return largest_optimizer_part(parameters, elements, config, static_cast<int>(shards));
+    const auto optimizer_part = [=](const ParameterStore& parameters) {
+        return largest_optimizer_part(parameters, config, static_cast<int>(shards));
+    };
+    const auto bucket_ranges = [=](const ParameterStore& store) {
+        std::vector<FlatRange> ranges;
+        for (const ShardBucket& bucket :
+             shard_buckets(store, static_cast<int>(shards), data_parallel_options(config)))
+            ranges.push_back(bucket.range);
+        return ranges;
     };
     // Hooks refer to the slots, which hold the memory of a dry run.
     const auto gradient_slots = [=](const Context& ctx, const ParameterStore& store) {
-        std::vector<FlatRange> ranges;
-        for (const ShardBucket& bucket : shard_buckets(store, store.flat_elements(), static_cast<int>(shards),
-                                                       data_parallel_options(config)))
-            ranges.push_back(bucket.range);
-        const auto slots =
-            std::make_shared<GradientSlots>(ctx, store, ranges, nullptr, GradientSlots::Exchange());
+        const auto slots = std::make_shared<GradientSlots>(ctx, store, bucket_ranges(store), nullptr,
+                                                           GradientSlots::Exchange());
         const BackwardHooks hooks = slots->start_pass(ctx, true);
         return BackwardHooks{
             .gradient_complete = [slots,
@@ -37,7 +41,13 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
                           .offload_optimizer = config.offload == Offload::optimizer,
                           .optimizer_shards = shards,
                           .optimizer_part = optimizer_part};
-    if (sharded && config.zero == 2) request.gradient_memory = gradient_slots;
+    if (sharded && config.zero >= 2) request.gradient_memory = gradient_slots;
+    if (sharded && config.zero == 3) {
+        request.value_slots = [=](const Context& ctx, const ParameterStore& store) {
+            return ValueSlots(ctx, store, bucket_ranges(store), nullptr, {}).bytes();
+        };
+        request.samples = config.sample_every > 0;
+    }
     return request;
 }
 

@@ -19,9 +19,9 @@ bool is_sharded(const TrainConfig& config, const Communicator& communicator) {
 
 FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Communicator& communicator) {
     const bool sharded = is_sharded(config, communicator);
-    return {.multiple = flat_multiple(sharded ? communicator.size() : 1),
-            .masters = !sharded && config.masters == MasterFormat::f32 && config.offload == Offload::none,
+    return {.masters = !sharded && config.masters == MasterFormat::f32 && config.offload == Offload::none,
             .gradient_block = !sharded || config.zero < 2,
+            .value_block = !sharded || config.zero < 3,
             .allocator = communicator.symmetric_memory(ctx)};
 }
 
@@ -54,6 +54,17 @@ void visit_packed(std::span<const FlatRange> ranges, const FlatRange& within, co
         if (begin < end) visit(FlatRange{begin, end - begin}, packed + begin - range.begin);
         packed += range.length;
     }
+}
+
+/// Returns a function that copies what a packed tensor has of a bucket to `memory`, which holds the bucket.
+DataParallel::BucketAccess packed_writer(const Context& ctx, std::span<const FlatRange> ranges,
+                                         const Tensor& packed_numbers) {
+    return [=, &ctx](const FlatRange& bucket, const Tensor& memory) {
+        visit_packed(ranges, bucket, [&](const FlatRange& range, std::int64_t packed) {
+            copy(ctx, memory.slice(0, range.begin - bucket.begin, range.length),
+                 packed_numbers.slice(0, packed, range.length));
+        });
+    };
 }
 
 /// Adds what each parameter's part of a flat block holds of a sharded optimizer's state.
@@ -89,7 +100,10 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
     const ParameterStore& store = model.parameters;
     const bool sharded = parallel.is_sharded();
     ranges_ = sharded ? parallel.own_ranges() : std::vector<FlatRange>{{0, store.flat_elements()}};
-    OptimizerShard shard{.ranges = ranges_, .gradients = parallel.gradients(), .is_whole = !sharded};
+    OptimizerShard shard{.ranges = ranges_,
+                         .gradients = parallel.gradients(),
+                         .values = parallel.own_values(),
+                         .is_whole = !sharded};
     if (config.offload == Offload::optimizer) shard.state_allocator = offload_allocator(ctx.device());
     if (is_16_bit(store.dtype()) && !store.has_master()) {
         const std::int64_t elements = parallel.own_elements();
@@ -107,6 +121,9 @@ void Replica::keep_masters(const Parameter& parameter, const Tensor& flat) {
     const std::int64_t first = parameter.offset();
     visit_packed(ranges_, {first, flat.elements()}, [&](const FlatRange& range, std::int64_t packed) {
         const Tensor part = flat.slice(0, range.begin - first, range.length);
+        if (parallel.own_values().defined())
+            round_masters(ctx, part, parallel.own_values().slice(0, packed, range.length));
+        if (!masters_.defined()) return;
         if (masters_.dtype() == DType::f32) {
             copy(ctx, masters_.slice(0, packed, range.length), part);
         } else {
@@ -122,7 +139,10 @@ void Replica::copy_masters(const FlatRange& elements, std::int64_t packed, const
     if (masters_.dtype() == DType::f32) {
         copy(ctx, masters, masters_.slice(0, packed, elements.length));
     } else {
-        join_masters(ctx, model.parameters.values().slice(0, elements.begin, elements.length),
+        const Tensor& own = parallel.own_values();
+        join_masters(ctx,
+                     own.defined() ? own.slice(0, packed, elements.length)
+                                   : model.parameters.values().slice(0, elements.begin, elements.length),
                      masters_.slice(0, packed / remainders_per_word, elements.length / remainders_per_word),
                      masters);
     }
@@ -159,7 +179,7 @@ void Replica::load_frozen(const Checkpoint& checkpoint, const std::string& sourc
 void Replica::load_weights(const Checkpoint& checkpoint, const std::string& source) {
     const Context& ctx = model.ctx;
     const ParameterStore& store = model.parameters;
-    if (!masters_.defined()) {
+    if (!masters_.defined() && store.values().defined()) {
         if (is_root()) copy_parameters(ctx, store, checkpoint, source);
         communicator_.broadcast(ctx, store.values());
         if (store.has_master()) communicator_.broadcast(ctx, store.master());
@@ -175,7 +195,7 @@ void Replica::load_weights(const Checkpoint& checkpoint, const std::string& sour
         for (const Parameter& parameter : store.parameters())
             share(parameter, padded_masters(ctx, parameter));
     }
-    communicator_.broadcast(ctx, store.values());
+    if (store.values().defined()) communicator_.broadcast(ctx, store.values());
 }
 
 void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
@@ -279,9 +299,9 @@ void Replica::save_into(Checkpoint& checkpoint) {
     }
     communicator_.barrier(ctx);  // the barrier reports a process that never arrives
     // The processes gather one kind of tensor after the other; process 0 keeps them in host memory.
-    parallel.gather_values(ctx);
     const auto all = parameters.parameters();
-    if (is_root()) add_views(to_host_memory("values", parameters.values()), all, "", checkpoint.params);
+    const Tensor values = gather_values();
+    if (is_root()) add_views(values, all, "", checkpoint.params);
     if (masters_.defined()) {
         const Tensor masters = gather_masters();
         if (is_root()) add_views(masters, all, "", checkpoint.master);
@@ -297,20 +317,35 @@ void Replica::save_into(Checkpoint& checkpoint) {
     if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
 }
 
-Tensor Replica::gather_masters() {
-    const Tensor full =
-        is_root() ? host_memory("masters", model.parameters.flat_elements(), DType::f32) : Tensor();
-    parallel.gather_state(
-        model.ctx, DType::f32, parameter_alignment,
-        [&](const FlatRange& bucket, const Tensor& memory) {
-            visit_packed(ranges_, bucket, [&](const FlatRange& range, std::int64_t packed) {
-                copy_masters(range, packed, memory.slice(0, range.begin - bucket.begin, range.length));
-            });
-        },
-        [&](const FlatRange& bucket, const Tensor& memory) {
-            if (is_root()) copy_to_host(full.slice(0, bucket.begin, bucket.length), memory);
-        });
+Tensor Replica::gather_to_host(const std::string& name, std::int64_t numbers, DType dtype,
+                               std::int64_t numbers_per_64, const DataParallel::BucketAccess& write) {
+    const Tensor full = is_root() ? host_memory(name, numbers, dtype) : Tensor();
+    parallel.gather_state(model.ctx, dtype, numbers_per_64, write,
+                          [&](const FlatRange& bucket, const Tensor& memory) {
+                              if (is_root()) copy_to_host(full.slice(0, bucket.begin, bucket.length), memory);
+                          });
     return full;
+}
+
+Tensor Replica::gather_values() {
+    const Context& ctx = model.ctx;
+    const ParameterStore& store = model.parameters;
+    if (store.values().defined()) {
+        parallel.gather_values(ctx);
+        return is_root() ? to_host_memory("values", store.values()) : Tensor();
+    }
+    return gather_to_host("values", store.flat_elements(), store.dtype(), parameter_alignment,
+                          packed_writer(ctx, ranges_, parallel.own_values()));
+}
+
+Tensor Replica::gather_masters() {
+    return gather_to_host("masters", model.parameters.flat_elements(), DType::f32, parameter_alignment,
+                          [&](const FlatRange& bucket, const Tensor& memory) {
+                              visit_packed(ranges_, bucket, [&](const FlatRange& range, std::int64_t packed) {
+                                  copy_masters(range, packed,
+                                               memory.slice(0, range.begin - bucket.begin, range.length));
+                              });
+                          });
 }
 
 std::int64_t Replica::whole_numbers(const StateTensor& part) const {
@@ -318,20 +353,8 @@ std::int64_t Replica::whole_numbers(const StateTensor& part) const {
 }
 
 Tensor Replica::gather_state(const StateTensor& part) {
-    const Tensor full =
-        is_root() ? host_memory(part.name, whole_numbers(part), part.tensor.dtype()) : Tensor();
-    parallel.gather_state(
-        model.ctx, part.tensor.dtype(), part.numbers_per_64(),
-        [&](const FlatRange& bucket, const Tensor& memory) {
-            visit_packed(part.ranges, bucket, [&](const FlatRange& range, std::int64_t packed) {
-                copy(model.ctx, memory.slice(0, range.begin - bucket.begin, range.length),
-                     part.tensor.slice(0, packed, range.length));
-            });
-        },
-        [&](const FlatRange& bucket, const Tensor& memory) {
-            if (is_root()) copy_to_host(full.slice(0, bucket.begin, bucket.length), memory);
-        });
-    return full;
+    return gather_to_host(part.name, whole_numbers(part), part.tensor.dtype(), part.numbers_per_64(),
+                          packed_writer(model.ctx, part.ranges, part.tensor));
 }
 
 void Replica::reserve_host_memory(Checkpoint& checkpoint) {

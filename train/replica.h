@@ -2,9 +2,9 @@
 /// Replica: one process's copy of a model in training, its optimizer, and its part in the exchange between
 /// processes.
 ///
-/// A sharded replica (TrainConfig::zero) keeps masters and moments, and with zero 2 summed gradients, only
-/// for its own part. Checkpoints always hold the whole state, so that a run can continue with any process
-/// count, sharded or not.
+/// A sharded replica (TrainConfig::zero) keeps masters and moments, with zero 2 summed gradients, and with
+/// zero 3 values, only for its own part. Checkpoints always hold the whole state, so that a run can continue
+/// with any process count, sharded or not.
 #include <map>
 #include <memory>
 #include <optional>
@@ -64,7 +64,11 @@ class Replica {
     void copy_to_host(const Tensor& copied, const Tensor& x) const;
     /// Numbers of a sharded optimizer's whole state, flat.
     std::int64_t whole_numbers(const StateTensor& part) const;
-    /// Returns the masters or a state of the whole model in host memory; undefined except in process 0.
+    // Return the values, the masters or a state of the whole model in host memory; undefined except in
+    // process 0.
+    Tensor gather_to_host(const std::string& name, std::int64_t numbers, DType dtype,
+                          std::int64_t numbers_per_64, const DataParallel::BucketAccess& write);
+    Tensor gather_values();
     Tensor gather_masters();
     Tensor gather_state(const StateTensor& part);
     void draw_weights(Seed seed);
@@ -72,7 +76,8 @@ class Replica {
     void load_frozen(const Checkpoint& checkpoint, const std::string& source);
     void restore_moments(const Checkpoint& checkpoint, const std::string& source);
 
-    /// Keeps this process's part of a parameter's float32 masters: flat, padded to a multiple of 64.
+    /// Keeps this process's part of a parameter's float32 masters, and with zero 3 of the rounded values:
+    /// flat, padded to a multiple of 64.
     void keep_masters(const Parameter& parameter, const Tensor& flat);
     /// Writes the float32 masters of elements to `masters`. `packed`: where they are in this process's part.
     void copy_masters(const FlatRange& elements, std::int64_t packed, const Tensor& masters) const;

@@ -78,9 +78,12 @@ void StepRunner::plan_arena() {
     if (validation_) {
         const Batch batch =
             shared_.part_of(dry, upload(dry, shared_.with_row_ranges(dry, validation_->batch)));
-        replica_.model.transformer.evaluate(dry, batch.tokens, batch.targets, batch.documents);
+        replica_.model.transformer.evaluate(dry, batch.tokens, batch.targets, batch.documents,
+                                            replica_.parallel.overlap_gather_with_forward(dry));
     }
     activation_bytes_ = counting->peak_bytes();
+    if (config_.sample_every > 0)
+        activation_bytes_ = std::max(activation_bytes_, replica_.parallel.bytes_to_gather_values());
     arena_ctx_ = std::make_unique<Context>(
         ctx.with_allocator(std::make_shared<Arena>(ctx.device(), activation_bytes_)));
 }
@@ -230,7 +233,7 @@ void StepRunner::prepare_ahead(std::int64_t step) {
 }
 
 std::optional<double> StepRunner::evaluate(std::int64_t step) {
-    gather_values();
+    const ForwardHooks gather = replica_.parallel.overlap_gather_with_forward(*arena_ctx_);
     const std::int64_t windows = validation_->loader.windows();
     const auto go_on = [&](std::int64_t done) {
         report_part({.step = step, .kind = StepPart::Kind::evaluation_windows, .done = done, .all = windows});
@@ -238,7 +241,7 @@ std::optional<double> StepRunner::evaluate(std::int64_t step) {
     };
     try {
         return mean_loss(*arena_ctx_, replica_.model.transformer, *validation_, *communicator_, shared_,
-                         go_on);
+                         go_on, gather);
     } catch (const RankLost&) {
         throw;
     } catch (const std::exception& error) {

@@ -65,8 +65,13 @@ class StepRunner {
     std::int64_t tokens_at(std::int64_t step) const {
         return shapes_.sequences.sum(step) * shared_.groups() * config_.model.context;
     }
-    /// Collects the values of a sharded replica in every process.
-    void gather_values() { replica_.parallel.gather_values(*arena_ctx_); }
+    /// Collects the values of a sharded replica in every process, and calls use(). With ZeRO-3 the values are
+    /// then released.
+    void with_values(const std::function<void()>& use) {
+        replica_.parallel.gather_values(*arena_ctx_);
+        use();
+        replica_.parallel.release_values();
+    }
     /// Bytes of the arena for everything that a step or an evaluation allocates.
     std::size_t activation_bytes() const { return activation_bytes_; }
 

@@ -195,7 +195,7 @@ RunSummary Trainer::run(std::int64_t stop_after) {
     const std::int64_t first_step = step_;
     summary.reason = survives_losses() ? train_in_spite_of_losses(stop_after) : train_and_save(stop_after);
     if (runner_->has_failed()) report_data_failure();
-    runner_->gather_values();
+    if (model().parameters.values().defined()) runner_->with_values([] {});
     summary.dropped_micro_steps = runner_->take_dropped_micro_steps();
     summary.micro_steps_of_dropped =
         summary.dropped_micro_steps > 0 ? runner_->shapes().at(step_ + 1).micro_steps : 0;
@@ -217,8 +217,7 @@ RunSummary Trainer::run(std::int64_t stop_after) {
 }
 
 void Trainer::write_sample() {
-    runner_->gather_values();
-    recorder_->write_sample(step_, config_.sample_prompt, model());
+    runner_->with_values([&] { recorder_->write_sample(step_, config_.sample_prompt, model()); });
 }
 
 void Trainer::save(bool best) {

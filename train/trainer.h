@@ -155,6 +155,7 @@ class Trainer {
     /// those of an undisturbed run to the bit. This holds until the last step is saved.
     RunSummary run(std::int64_t stop_after = 0);
 
+    /// With config.zero 3 and several processes, parameters have values only while on_sample() runs.
     const LanguageModel& model() const;
     /// Null for a run without a directory, and in ranks other than 0.
     const RunDirectory* directory() const;

@@ -21,10 +21,12 @@ struct EvaluationData {
 ///
 /// After each round of one batch per group, every process calls `go_on` with the number of windows that all
 /// processes together have evaluated. `go_on` must return the same value in every process. If it returns
-/// false, the evaluation stops and the result is nullopt.
+/// false, the evaluation stops and the result is nullopt. Every process calls the hooks of equally many
+/// forward passes.
 std::optional<double> mean_loss(const Context& ctx, const Transformer& model, EvaluationData& data,
                                 const Communicator& communicator, const SharedSequences& shared,
-                                const std::function<bool(std::int64_t windows_done)>& go_on);
+                                const std::function<bool(std::int64_t windows_done)>& go_on,
+                                const ForwardHooks& hooks = {});
 
 /// Copies the batch to ctx's device; returns `host` itself when that device is the CPU.
 Batch upload(const Context& ctx, const Batch& host);

@@ -36,6 +36,7 @@ class PlannedRing final : public attention::Ring {
 struct PassBytes {
     std::size_t activations = 0;
     std::size_t gradients = 0;  ///< MemoryRequest::gradient_memory; 0 without it
+    std::size_t values = 0;     ///< MemoryRequest::value_slots; 0 without it
 };
 
 /// Measures one rank's peak memory in forward and backward with one micro-batch. Parameters and inputs are
@@ -44,9 +45,7 @@ PassBytes pass_bytes(const Context& ctx, const MemoryRequest& request, const Pla
     const Context outside = ctx.plan(Arena::for_planning(ctx.device()));
     ParameterStore parameters, frozen;
     const Transformer model(request.model, parameters, frozen, request.training, request.adapters);
-    parameters.allocate(outside, request.dtype,
-                        {.multiple = parameter_alignment * request.optimizer_shards,
-                         .gradient_block = !request.gradient_memory});
+    parameters.allocate(outside, request.dtype, {.gradient_block = !request.gradient_memory});
     frozen.allocate(outside, request.dtype, {.gradients = false});
     const Shape batch{request.micro_batch, request.model.context / request.ring};
     const Tensor tokens = empty(outside, batch, DType::i32);
@@ -75,7 +74,9 @@ PassBytes pass_bytes(const Context& ctx, const MemoryRequest& request, const Pla
     Transformer::Saved saved;
     const Tensor loss = model.forward(inside, tokens, targets, saved, training);
     model.backward(inside, saved, hooks);
-    return {.activations = arena->peak_bytes(), .gradients = gradient_arena->peak_bytes()};
+    return {.activations = arena->peak_bytes(),
+            .gradients = gradient_arena->peak_bytes(),
+            .values = request.value_slots ? request.value_slots(outside, parameters) : 0};
 }
 
 /// The largest of all ranks. The first and the last one have all kinds of calls between them.
@@ -101,13 +102,17 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
           " is too large to plan");
     ParameterStore parameters, frozen;
     const Transformer model(request.model, parameters, frozen, request.training, request.adapters);
-    const std::int64_t multiple = 64 * request.optimizer_shards;  // so that the shards are equal and aligned
-    const auto elements = static_cast<std::size_t>(rounded_up(parameters.flat_elements(), multiple));
-    const std::size_t equal_part = elements / static_cast<std::size_t>(request.optimizer_shards);
-    const OptimizerPart part = request.optimizer_part
-                                   ? request.optimizer_part(parameters, static_cast<std::int64_t>(elements))
-                                   : OptimizerPart{.elements = equal_part};
-    const PassBytes passes = pass_bytes(ctx, request);
+    const auto elements = static_cast<std::size_t>(parameters.flat_elements());
+    const std::int64_t multiple = parameter_alignment * request.optimizer_shards;
+    const auto equal_part =
+        static_cast<std::size_t>(rounded_up(parameters.flat_elements(), multiple) / request.optimizer_shards);
+    const OptimizerPart part =
+        request.optimizer_part ? request.optimizer_part(parameters) : OptimizerPart{.elements = equal_part};
+    PassBytes passes = pass_bytes(ctx, request);
+    const std::size_t all_values = elements * size_of(request.dtype);
+    if (request.samples) passes.activations = std::max(passes.activations, all_values);
+    const std::size_t values =
+        request.value_slots ? part.elements * size_of(request.dtype) + passes.values : all_values;
     // In addition to the gradients that it computes, a process stores the summed gradients for its part.
     const std::size_t summed = request.optimizer_shards > 1 ? part.elements : 0;
     const std::size_t gradient_size = size_of(accumulator_of(request.dtype));
@@ -116,15 +121,15 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     MemoryPlan plan{.request = request,
                     .parameters = parameters.count() + frozen.count(),
                     .frozen = frozen.count(),
-                    .values = (elements + frozen_elements) * size_of(request.dtype) + code_bytes,
+                    .values = values + frozen_elements * size_of(request.dtype) + code_bytes,
                     .masters = is_16_bit(request.dtype) ? part.elements * part.master_bytes : 0,
                     .gradients = summed * gradient_size +
                                  (request.gradient_memory ? passes.gradients : elements * gradient_size),
                     .optimizer = part.state_bytes,
                     .activations = passes.activations};
     if (request.snapshot)  // a checkpoint has float32 masters, and frozen parameters need no copy
-        plan.snapshot = elements * size_of(request.dtype) + plan.optimizer +
-                        (plan.masters > 0 ? part.elements * size_of(DType::f32) : 0);
+        plan.snapshot =
+            all_values + plan.optimizer + (plan.masters > 0 ? part.elements * size_of(DType::f32) : 0);
     return plan;
 }
 
@@ -187,8 +192,9 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
         << ", recompute " << name_of(plan.request.training.recompute);
     if (plan.request.ring > 1) out << ", a part of 1/" << plan.request.ring << " of each sequence";
     if (plan.request.optimizer_shards > 1)
-        out << (plan.request.gradient_memory ? ", the optimizer's and the gradients' part of "
-                                             : ", the optimizer's part of ")
+        out << (plan.request.value_slots ? ", the optimizer's, the gradients' and the parameters' part of "
+                : plan.request.gradient_memory ? ", the optimizer's and the gradients' part of "
+                                               : ", the optimizer's part of ")
             << plan.request.optimizer_shards;
     out << '\n';
     const auto optimizer_lines = [&] {

@@ -35,12 +35,16 @@ struct MemoryRequest {
     bool offload_optimizer = false;  ///< masters, optimizer state and that copy are in host memory
     /// How many processes share the masters and optimizer state (ZeRO-1).
     std::int64_t optimizer_shards = 1;
-    /// Returns the largest part that any process has, for flat blocks with `elements` elements. Undefined:
-    /// equal parts, and an optimizer without state.
-    std::function<OptimizerPart(const ParameterStore&, std::int64_t elements)> optimizer_part = {};
-    /// ZeRO-2: returns hooks for the passes of a dry run, after which `ctx` has allocated the memory in which
-    /// a process computes gradients. Undefined: a block of all gradients.
+    /// Returns the largest part that any process has. Undefined: equal parts, and an optimizer without state.
+    std::function<OptimizerPart(const ParameterStore&)> optimizer_part = {};
+    /// ZeRO-2 and 3: returns hooks for the passes of a dry run, after which `ctx` has allocated the memory in
+    /// which a process computes gradients. Undefined: a block of all gradients.
     std::function<BackwardHooks(const Context& ctx, const ParameterStore&)> gradient_memory = {};
+    /// ZeRO-3: returns the bytes that a process has for values in passes, in addition to those of its part.
+    /// `ctx` is for a dry run. Undefined: a block of all values.
+    std::function<std::size_t(const Context& ctx, const ParameterStore&)> value_slots = {};
+    /// ZeRO-3: between steps all values are gathered in the activations' memory, to generate a sample.
+    bool samples = false;
 };
 
 /// The bytes per purpose. operator<< prints the table for `gradtile train --memory`.
@@ -48,11 +52,11 @@ struct MemoryPlan {
     MemoryRequest request;
     std::int64_t parameters = 0;  ///< elements, without padding
     std::int64_t frozen = 0;      ///< elements that training does not change, without padding
-    std::size_t values = 0;       ///< parameters in the run's dtype, and quantized ones
+    std::size_t values = 0;       ///< parameters in the run's dtype, and quantized ones; see value_slots
     std::size_t masters = 0;      ///< of 16-bit parameters: float32, or 16 bits beside the value
     std::size_t gradients = 0;    ///< with shards, including the sums for this process's part
     std::size_t optimizer = 0;
-    std::size_t activations = 0;  ///< the smallest Arena that is enough for forward and backward
+    std::size_t activations = 0;  ///< the smallest Arena for forward, backward and samples
     std::size_t snapshot = 0;     ///< copy of the state that a checkpoint stores and training changes
     /// Host memory of a run that offloads; counts no other memory on the host.
     std::size_t host() const { return request.offload_optimizer ? masters + optimizer + snapshot : 0; }

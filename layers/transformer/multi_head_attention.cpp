@@ -66,9 +66,7 @@ attention::Options MultiHeadAttention::options_of_pass(const Context& ctx, const
     attention::Options pass = options;
     pass.dropout_key = key;
     if (alibi) pass.alibi_slopes = alibi->on_device(ctx, DType::f32);
-    if (sinks.defined())
-        pass.sink =
-            sinks.value().dtype() == DType::f32 ? sinks.value() : cast(ctx, sinks.value(), DType::f32);
+    if (sinks.defined()) pass.sink = sink_values(ctx);
     return pass;
 }
 
@@ -322,10 +320,12 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
                                     .k = operand(documents, dk),
                                     .v = operand(documents, dv),
                                     .sink = d_sink};
+    attention::Options pass_options = saved.options;
+    if (sinks.defined()) pass_options.sink = sink_values(ctx);  // since forward, values may have moved
     if (documents.ring != nullptr) {
-        attention::ring_backward(ctx, d_o, saved.options, *documents.ring, operands_of(ctx, saved), into);
+        attention::ring_backward(ctx, d_o, pass_options, *documents.ring, operands_of(ctx, saved), into);
     } else {
-        attention::backward(ctx, d_o, saved.options, operands_of(ctx, saved), into);
+        attention::backward(ctx, d_o, pass_options, operands_of(ctx, saved), into);
     }
     d_o = {};
     if (trains_sinks) {

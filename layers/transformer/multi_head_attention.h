@@ -5,6 +5,7 @@
 #include <string>
 
 #include <gradtile/attention/attention.h>
+#include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/device_copies.h>
 #include <gradtile/layers/documents.h>
 #include <gradtile/layers/head_transform.h>
@@ -83,6 +84,10 @@ struct MultiHeadAttention {
                            DType dtype) const;
     /// The attention options for a pass with this dropout key.
     attention::Options options_of_pass(const Context& ctx, const DropoutKey& key) const;
+    /// The sinks [heads] in float32.
+    Tensor sink_values(const Context& ctx) const {
+        return sinks.dtype() == DType::f32 ? sinks.value() : cast(ctx, sinks.value(), DType::f32);
+    }
     /// The queries [B,T,Hq,D] and keys [B,T,Hkv,D] for attention.
     struct QueriesAndKeys {
         Tensor q, k;

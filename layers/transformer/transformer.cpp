@@ -80,12 +80,14 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
               : std::nullopt),
       norm_e(config.embedding_norm ? std::optional(configured_norm(parameters, "", "e", config))
                                    : std::nullopt),
-      last_embedding_parameter(parameters.parameters().back()),
       dropout{training.dropout},
       blocks([&] {
           std::vector<TransformerBlock> list;
-          for (std::int64_t i = 0; i < config.layers; ++i)
+          for (std::int64_t i = 0; i < config.layers; ++i) {
+              parameters.begin_stage();
               list.emplace_back(parameters, "h." + std::to_string(i), config, i, training);
+          }
+          parameters.begin_stage();
           return list;
       }()),
       norm_f(configured_norm(parameters, "", "f", config)),
@@ -93,8 +95,8 @@ Transformer::Transformer(const ModelConfig& model_config, ParameterStore& parame
                             : CrossEntropyHead(parameters, "head", config.vocabulary, config.width,
                                                training.zero_init ? 0.0 : initial_std)) {
     head.softcap = config.logit_softcap;
+    if (config.tied_head) parameters.read_again(wte.weight);
     share_tables();
-    last_parameter_ = parameters.parameters().back();
     add_adapters(parameters, adapter_options);
 }
 
@@ -159,22 +161,19 @@ Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const Pass& 
 /// after the block.
 Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved* saved,
                                      const ForwardHooks& hooks) const {
-    const auto before_use = [&](const Parameter& last) {
-        if (hooks.before_use) hooks.before_use(last);
-    };
-    before_use(last_embedding_parameter);
+    notify_before_stage(hooks, 0, 1);
     Saved discarded;
     Residual stream{embed(ctx, tokens, pass, saved != nullptr ? *saved : discarded)};
     stream.inference = !std::holds_alternative<TrainingPass>(pass);
     if (saved != nullptr) saved->blocks.assign(blocks.size(), {});
     StreamHistory history(config, stream.x);
     for (std::size_t i = 0; i < blocks.size(); ++i) {
-        before_use(blocks[i].last_parameter);
+        notify_before_stage(hooks, i + 1, i + 2);
         TransformerBlock::Saved unused;
         stream = blocks[i].forward(ctx, stream, pass, saved != nullptr ? saved->blocks[i] : unused, history);
         history.add_output(ctx, stream);
     }
-    before_use(last_parameter_);
+    notify_before_stage(hooks, last_stage(), {});
     return stream;
 }
 
@@ -199,14 +198,17 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
           "transformer: backward requires the saved values of a forward pass");
     Tensor dx = head.backward(ctx, saved.head);
     if (!config.tied_head) notify_gradients_complete(hooks, head.weight);
+    notify_before_stage(hooks, last_stage(), last_stage() - 1);
     SummedGradient stream = norm_f.backward(ctx, dx, saved.norm_f, hooks);
     StreamGradients gradients;
     for (std::size_t i = blocks.size(); i-- > 0;) {
         gradients.add_to_output(ctx, i, stream);
+        notify_before_stage(hooks, i + 1, i > 0 || norm_e ? std::optional(i) : std::nullopt);
         stream = blocks[i].backward(ctx, stream, saved.blocks[i], hooks, gradients);
     }
     gradients.add_to_x0(ctx, stream);
     dx = dropout.backward(ctx, stream.dy, saved.dropout);
+    if (norm_e) notify_before_stage(hooks, 0, {});
     if (norm_e) dx = norm_e->backward(ctx, dx, saved.norm_e, hooks);
     if (wpe) {
         dx = wpe->backward(ctx, dx, saved.wpe);
@@ -218,17 +220,18 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
 }
 
 /// The last norm's output [B,T,C].
-Tensor Transformer::features(const Context& ctx, const Tensor& tokens, const Documents& documents) const {
+Tensor Transformer::features(const Context& ctx, const Tensor& tokens, const Documents& documents,
+                             const ForwardHooks& hooks) const {
     check_tokens(tokens);
     const PreviousTokens previous = previous_tokens(ctx, config, documents);
     const TrainingPass pass{.documents = documents, .tokens = {.tokens = tokens}, .previous = previous};
     NormLayer::Saved discarded;
-    return norm_f.forward(ctx, forward_blocks(ctx, tokens, pass, nullptr), discarded);
+    return norm_f.forward(ctx, forward_blocks(ctx, tokens, pass, nullptr, hooks), discarded);
 }
 
 Tensor Transformer::evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets,
-                             const Documents& documents) const {
-    return head.loss(ctx, features(ctx, tokens, documents), targets);
+                             const Documents& documents, const ForwardHooks& hooks) const {
+    return head.loss(ctx, features(ctx, tokens, documents, hooks), targets);
 }
 
 Tensor Transformer::target_losses(const Context& ctx, const Tensor& tokens, const Tensor& targets,

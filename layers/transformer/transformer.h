@@ -48,13 +48,14 @@ struct Transformer {
     AdapterOptions adapters;
     Embedding wte;
     std::optional<PositionEmbedding> wpe;
-    std::optional<NormLayer> norm_e;     ///< of the embeddings, if there is one
-    Parameter last_embedding_parameter;  ///< the last one before the blocks, in the store's order
+    std::optional<NormLayer> norm_e;  ///< of the embeddings, if there is one
     Dropout dropout;
     std::vector<TransformerBlock> blocks;
     NormLayer norm_f;
     CrossEntropyHead head;
 
+    /// A pass's last stage, of the last norm and the head. Stage 0 has the embeddings, each block a stage.
+    std::size_t last_stage() const { return blocks.size() + 1; }
     /// Declares the parameters; the caller then allocates and initialises the store. Throws Error if the
     /// config is invalid or has no vocabulary.
     Transformer(const ModelConfig& config, ParameterStore& parameters, const TrainingOptions& training = {},
@@ -77,7 +78,7 @@ struct Transformer {
     /// Returns float64 [2]: the loss sum and the number of targets that are not ignored. Saves no values,
     /// changes no gradients, and uses no dropout.
     Tensor evaluate(const Context& ctx, const Tensor& tokens, const Tensor& targets,
-                    const Documents& documents = {}) const;
+                    const Documents& documents = {}, const ForwardHooks& hooks = {}) const;
     /// Like evaluate(), but returns the loss per target, float64 [B,T]; 0 where the target is ignored.
     Tensor target_losses(const Context& ctx, const Tensor& tokens, const Tensor& targets,
                          const Documents& documents = {}) const;
@@ -104,14 +105,14 @@ struct Transformer {
                                           std::int64_t rows) const;
 
   private:
-    Parameter last_parameter_;
     void add_adapters(ParameterStore& parameters, const AdapterOptions& chosen);
     void quantize_blocks(ParameterStore& frozen) const;
     void check_tokens(const Tensor& tokens) const;
     Tensor embed(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved& saved) const;
     Residual forward_blocks(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved* saved,
                             const ForwardHooks& hooks = {}) const;
-    Tensor features(const Context& ctx, const Tensor& tokens, const Documents& documents = {}) const;
+    Tensor features(const Context& ctx, const Tensor& tokens, const Documents& documents = {},
+                    const ForwardHooks& hooks = {}) const;
     LayerAngles rotation_angles(const Context& ctx, const TokenPositions& positions,
                                 std::int64_t length) const;
     void share_tables();

@@ -40,8 +40,7 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
       mlp(parameters, name + ".mlp", config, training),
       norm_post_2(norm_if(norm_places(kind).outputs, parameters, name, "post_2", config)),
       dropout{training.dropout},
-      recompute(training.recompute),
-      last_parameter(parameters.parameters().back()) {}
+      recompute(training.recompute) {}
 
 /// Returns the residual stream and, as the branch, attention's output, or their sum. Replaces `stream` by its
 /// sum.

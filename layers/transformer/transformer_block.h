@@ -103,7 +103,6 @@ struct TransformerBlock {
     std::optional<NormLayer> norm_post_2;  ///< of the MLP's output
     Dropout dropout;
     Recompute recompute;
-    Parameter last_parameter;  ///< the block's last parameter in the store's order
 
     /// `layer` is the block's number in the model, see MultiHeadAttention.
     TransformerBlock(ParameterStore& parameters, const std::string& name, const ModelConfig& config,

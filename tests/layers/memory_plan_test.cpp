@@ -164,8 +164,8 @@ TEST(MemoryPlan, EachLevelOfRecomputationTakesLessMemory) {
 
 /// An optimizer with `bytes` bytes of state per element, divided into equal shards.
 auto bytes_per_element(std::size_t bytes, std::int64_t shards = 1) {
-    return [=](const ParameterStore&, std::int64_t elements) {
-        const auto part = static_cast<std::size_t>(elements / shards);
+    return [=](const ParameterStore& store) {
+        const auto part = static_cast<std::size_t>(store.flat_elements() / shards);
         return OptimizerPart{.elements = part, .state_bytes = bytes * part};
     };
 }
@@ -246,8 +246,7 @@ TEST(MemoryPlan, CountsTheCodesOfQuantizedMatricesAndOneDequantizedMatrix) {
     }
 }
 
-/// Shards have equal sizes, in multiples of 64 elements. A process stores all gradients, and its shard's
-/// gradient sums.
+/// A process stores all gradients, and its shard's gradient sums.
 TEST(MemoryPlan, ShardsDivideMastersAndOptimizerState) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16);
@@ -255,12 +254,19 @@ TEST(MemoryPlan, ShardsDivideMastersAndOptimizerState) {
     request.optimizer_shards = 3;
     request.optimizer_part = bytes_per_element(8, 3);
     const MemoryPlan third = plan_memory(ctx, request);
-    const std::size_t elements = full.masters / 4, part = (elements / 64 + 2) / 3 * 64;
-    EXPECT_EQ(third.values, 2 * 3 * part);
+    const std::size_t elements = full.masters / 4, part = elements / 3;
+    EXPECT_EQ(third.values, full.values);
     EXPECT_EQ(third.masters, 4 * part);
     EXPECT_EQ(third.optimizer, 8 * part);
-    EXPECT_EQ(third.gradients, 4 * (3 * part + part));
+    EXPECT_EQ(third.gradients, 4 * (elements + part));
     EXPECT_EQ(third.activations, full.activations);
+    // ZeRO-3, whose samples need more memory than the activations.
+    request.value_slots = [](const Context&, const ParameterStore&) { return std::size_t{4096}; };
+    EXPECT_EQ(plan_memory(ctx, request).values, 2 * part + 4096);
+    EXPECT_EQ(plan_memory(ctx, request).activations, full.activations);
+    request.samples = true;
+    EXPECT_EQ(plan_memory(ctx, request).activations, std::max(full.activations, full.values));
+    request.value_slots = {};
     request.optimizer_shards = 0;
     EXPECT_THROW(plan_memory(ctx, request), Error);
 }
@@ -311,8 +317,8 @@ TEST(MemoryPlan, CountsAnOffloadedOptimizerAsHostMemory) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16);
     request.snapshot = true;
-    request.optimizer_part = [](const ParameterStore&, std::int64_t elements) {
-        const auto count = static_cast<std::size_t>(elements);
+    request.optimizer_part = [](const ParameterStore& store) {
+        const auto count = static_cast<std::size_t>(store.flat_elements());
         return OptimizerPart{.elements = count, .state_bytes = 8 * count};
     };
     const MemoryPlan kept = plan_memory(ctx, request);

@@ -327,6 +327,21 @@ void expect_close(const std::vector<StepReport>& a, const std::vector<StepReport
     EXPECT_NEAR(a[0].grad_norm, b[0].grad_norm, bound * b[0].grad_norm);
 }
 
+/// One process has no shards.
+TEST_F(CudaTrainer, OneProcessTrainsWithEveryZeroLevel) {
+    std::vector<double> plain;
+    for (const std::int64_t zero : {0, 1, 2, 3}) {
+        run.config.zero = zero;
+        run.config.out = (run.directory / concat("zero", zero)).string();
+        Trainer trainer(run.config, run.on_message);
+        trainer.run();
+        EXPECT_TRUE(trainer.replays_graph());
+        const std::vector<double> values = to_host(trainer.model().ctx, trainer.model().parameters.values());
+        if (zero == 0) plain = values;
+        EXPECT_EQ(values, plain) << "zero " << zero;
+    }
+}
+
 TEST_F(CudaTrainer, TrainsLikeTheCpuWithDropout) {
     for (const double dropout : {0.0, 0.2}) {
         run.config.out = "";

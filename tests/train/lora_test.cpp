@@ -235,6 +235,7 @@ TEST(Lora, RefusesWhatCannotBeByName) {
               "adapt");
     EXPECT_THAT(refusal([](TrainConfig& c) { c.zero = 1; }), HasSubstr("zero: 1 with lora-rank 4"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.zero = 2; }), HasSubstr("zero: 2 with lora-rank 4"));
+    EXPECT_THAT(refusal([](TrainConfig& c) { c.zero = 3; }), HasSubstr("zero: 3 with lora-rank 4"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.adapters.on = "wte"; }), HasSubstr("lora-on: 'wte'"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.adapters.rank = 33; }), HasSubstr("lora-rank: 33"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.adapters.alpha = -1; }), HasSubstr("lora-alpha: -1"));

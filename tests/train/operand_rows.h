@@ -50,7 +50,7 @@ struct Operators {
     const KeyValueCache cache{ctx, config, DType::f32, 1};
 
     Operators() {
-        store.allocate(ctx, DType::f32, {.multiple = flat_multiple(2)});
+        store.allocate(ctx, DType::f32);
         store.initialize(ctx, Seed{1});
     }
     Tensor numbers(const Shape& shape, DType dtype = DType::f32) const {

@@ -564,8 +564,8 @@ TEST(TrainConfig, RanksShareTheBatch) {
               "batch: 24 is not a multiple of the 5 processes that share it");
     EXPECT_EQ(message_of([&] { validate(config, 8); }),
               "micro-batch: 2 does not divide the 3 sequences of each of 8 processes");
-    config.zero = 3;
-    EXPECT_EQ(message_of([&] { validate(config); }), "zero: 3; expected 0 to 2");
+    config.zero = 4;
+    EXPECT_EQ(message_of([&] { validate(config); }), "zero: 4; expected 0 to 3");
 }
 
 TEST(TrainConfig, SettingsDetermineTheMemoryRequest) {
@@ -587,7 +587,19 @@ TEST(TrainConfig, SettingsDetermineTheMemoryRequest) {
     config.zero = 2;
     EXPECT_EQ(memory_request(config, Device::cuda(), 4).optimizer_shards, 4);
     EXPECT_TRUE(memory_request(config, Device::cuda(), 4).gradient_memory);
+    EXPECT_FALSE(memory_request(config, Device::cuda(), 4).value_slots);
     EXPECT_FALSE(memory_request(config, Device::cuda(), 1).gradient_memory);
+    config.zero = 3;
+    request = memory_request(config, Device::cuda(), 4);
+    EXPECT_TRUE(request.gradient_memory);
+    EXPECT_TRUE(request.value_slots);
+    EXPECT_FALSE(request.samples);
+    config.sample_every = 5;
+    EXPECT_TRUE(memory_request(config, Device::cuda(), 4).samples);
+    request = memory_request(config, Device::cuda(), 1);
+    EXPECT_FALSE(request.gradient_memory);
+    EXPECT_FALSE(request.value_slots);
+    EXPECT_FALSE(request.samples);
 }
 
 TEST(TrainConfig, UnknownPresetIsRefusedWithTheNearest) {

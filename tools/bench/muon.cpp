@@ -79,7 +79,13 @@ void measure_passes(const Context& ctx, Table& table, std::int64_t count, std::i
     const auto elements = static_cast<double>(count * n);
     const Tensor f32 = zeros(ctx, {3, count * n}, DType::f32), b16 = zeros(ctx, {2, count * n}, DType::bf16);
     MatrixGroup group{.shape = {rows, columns}, .matrices = {}};
-    for (std::int64_t i = 0; i < count; ++i) group.matrices.push_back({i * n, i * n, i * n, i * n, 0});
+    for (std::int64_t i = 0; i < count; ++i)
+        group.matrices.push_back({.element = i * n,
+                                  .value = i * n,
+                                  .weight = i * n,
+                                  .gradient = i * n,
+                                  .momentum = i * n,
+                                  .second_moment = 0});
     group.on_device = uploaded(ctx, group.matrices);
     const Tensor u = empty(ctx, {count, rows, columns}, DType::f32), squares = matrix_squares(ctx, u),
                  x = empty(ctx, {count, rows, columns}, DType::bf16), rate = zeros(ctx, {1}, DType::f64);

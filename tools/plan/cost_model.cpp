@@ -1,6 +1,8 @@
 #include <gradtile/tools/plan/cost_model.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/tools/plan/overlap.h>
@@ -38,26 +40,21 @@ Passes passes_of(const ParallelStep& step, const CostConstants& constants) {
     return passes;
 }
 
-std::size_t stage_of(const Parameter& parameter, std::int64_t layers) {
-    const std::string& name = parameter.name();
-    if (name.starts_with("h.")) return 1 + std::stoul(name.substr(2));
-    return name.starts_with("wte.") || name.starts_with("wpe.") ? 0 : static_cast<std::size_t>(layers) + 1;
-}
-
 /// Returns the buckets that DataParallel makes for `processes` shards.
 std::vector<ParameterBucket> buckets_of(const TrainConfig& config, const ParameterStore& parameters,
-                                        std::int64_t elements, int processes) {
+                                        int processes) {
     const auto all = parameters.parameters();
     const auto first_in = [&](const FlatRange& range) {
-        const auto behind = std::ranges::upper_bound(all, range.begin, {}, &Parameter::offset);
-        return *std::prev(behind);
+        return *std::ranges::lower_bound(all, range.begin, {}, &Parameter::offset);
     };
     std::vector<ParameterBucket> buckets;
-    for (const ShardBucket& bucket :
-         shard_buckets(parameters, elements, processes, data_parallel_options(config)))
+    for (const ShardBucket& bucket : shard_buckets(parameters, processes, data_parallel_options(config))) {
+        const Parameter first = first_in(bucket.range);
         buckets.push_back({.elements = static_cast<double>(bucket.range.length),
-                           .stage = stage_of(first_in(bucket.range), config.model.layers),
-                           .equal_parts = bucket.equal_parts});
+                           .stage = first.first_stage(),
+                           .is_read_again = first.last_stage() > first.first_stage(),
+                           .equal_parts = bucket.equal_parts > 0});
+    }
     return buckets;
 }
 
@@ -67,58 +64,110 @@ struct Timeline {
     WireBytes wire;
 };
 
-/// ZeRO: values are gathered before the forward pieces that need them. Broadcasting a bucket's parts
-/// transfers as many bytes as an all-gather over the bucket.
-void gather_values(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
-                   const Links& links) {
-    for (const ParameterBucket& bucket : step.buckets) {
-        const double bytes = bucket.elements * static_cast<double>(size_of(step.dtype));
-        timeline.compute[bucket.stage].after = timeline.transfers.size();
-        timeline.transfers.push_back({.seconds = scatter_seconds(layout, links, bytes)});
-        timeline.wire += scatter_wire_bytes(layout, bytes);
-    }
-}
+/// A step's passes and exchanges are appended in the order in which training enqueues them.
+class TimelineBuilder {
+  public:
+    TimelineBuilder(const ParallelStep& step, const Passes& passes, const GpuLayout& layout,
+                    const Links& links)
+        : step_(step), passes_(passes), layout_(layout), links_(links) {}
 
-/// Adds each bucket's reduction, which starts after the backward piece that completes the bucket's gradients.
-/// The backward pieces are the last pieces in the compute queue.
-void reduce_gradients(Timeline& timeline, const ParallelStep& step, const GpuLayout& layout,
-                      const Links& links) {
-    for (auto bucket = step.buckets.rbegin(); bucket != step.buckets.rend(); ++bucket) {
-        const double bytes = bucket->elements * static_cast<double>(size_of(accumulator_of(step.dtype)));
-        const std::size_t last_piece = timeline.compute.size() - 1 - bucket->stage;
-        const bool scattered = step.zero > 0 && bucket->equal_parts;
-        timeline.transfers.push_back({.seconds = scattered ? scatter_seconds(layout, links, bytes)
-                                                           : all_reduce_seconds(layout, links, bytes),
-                                      .after = last_piece});
-        timeline.wire += scattered ? scatter_wire_bytes(layout, bytes) : all_reduce_wire_bytes(layout, bytes);
-    }
-}
+    /// Computation without exchanges.
+    void add_seconds(double seconds) { timeline_.compute.push_back({.seconds = seconds}); }
 
+    enum class Gathers { none, all, all_but_kept };
+
+    /// After a backward pass, ZeRO-3 still has the values of the first block and those that a tied head
+    /// reads.
+    void add_forward(Gathers gathers) {
+        const std::size_t first = append(passes_.forward);
+        for (const ParameterBucket& bucket : step_.buckets) {
+            const bool is_kept = bucket.is_read_again || bucket.stage == 1;
+            if (gathers == Gathers::none || (gathers == Gathers::all_but_kept && is_kept)) continue;
+            gather(bucket, first + bucket.stage,
+                   step_.zero == 3 ? start_of_stage_before(first, bucket.stage) : std::nullopt);
+        }
+    }
+
+    void add_backward(bool gathers, bool reduces) {
+        const std::size_t first = append(passes_.backward);
+        const std::size_t head = passes_.backward.size() - 1;
+        const auto piece_of = [&](std::size_t stage) { return first + head - stage; };
+        const auto visit_buckets = [&](std::size_t stage, const auto& visit) {
+            for (auto bucket = step_.buckets.rbegin(); bucket != step_.buckets.rend(); ++bucket)
+                if (bucket->stage == stage) visit(*bucket);
+        };
+        const auto reduce_stage = [&](std::size_t stage) {
+            if (reduces) visit_buckets(stage, [&](const ParameterBucket& b) { reduce(b, piece_of(stage)); });
+        };
+        // While a stage runs, the next one's values are gathered, and then the gradients of the one before
+        // are reduced. The values of the head and the last block are still there; the embeddings' are not
+        // read.
+        for (std::size_t stage = head; stage > 0; --stage) {
+            if (gathers && stage + 1 < head)
+                visit_buckets(stage, [&](const ParameterBucket& b) {
+                    gather(b, piece_of(stage), start_of_stage_before(first, head - stage));
+                });
+            if (stage + 2 <= head) reduce_stage(stage + 2);
+        }
+        for (const std::size_t stage : {std::size_t{2}, std::size_t{1}, std::size_t{0}})
+            if (stage <= head) reduce_stage(stage);
+    }
+
+    Timeline take() { return std::move(timeline_); }
+
+  private:
+    /// Returns the index of the first piece.
+    std::size_t append(const std::vector<QueuedPiece>& pieces) {
+        const std::size_t first = timeline_.compute.size();
+        timeline_.compute.insert(timeline_.compute.end(), pieces.begin(), pieces.end());
+        return first;
+    }
+    /// The piece after which the pass's piece before number `piece` starts, in a pass that begins at `first`.
+    static std::optional<std::size_t> start_of_stage_before(std::size_t first, std::size_t piece) {
+        const std::size_t before = first + (piece > 0 ? piece - 1 : 0);
+        return before > 0 ? std::optional(before - 1) : std::nullopt;
+    }
+    /// Broadcasting a bucket's parts transfers as many bytes as an all-gather over the bucket.
+    void gather(const ParameterBucket& bucket, std::size_t before, std::optional<std::size_t> after) {
+        const double bytes = bucket.elements * static_cast<double>(size_of(step_.dtype));
+        timeline_.compute[before].after = timeline_.transfers.size();
+        timeline_.transfers.push_back({.seconds = scatter_seconds(layout_, links_, bytes), .after = after});
+        timeline_.wire += scatter_wire_bytes(layout_, bytes);
+    }
+    void reduce(const ParameterBucket& bucket, std::size_t after) {
+        const double bytes = bucket.elements * static_cast<double>(size_of(accumulator_of(step_.dtype)));
+        const bool scattered = step_.zero > 0 && bucket.equal_parts;
+        timeline_.transfers.push_back({.seconds = scattered ? scatter_seconds(layout_, links_, bytes)
+                                                            : all_reduce_seconds(layout_, links_, bytes),
+                                       .after = after});
+        timeline_.wire +=
+            scattered ? scatter_wire_bytes(layout_, bytes) : all_reduce_wire_bytes(layout_, bytes);
+    }
+
+    const ParallelStep& step_;
+    const Passes& passes_;
+    const GpuLayout& layout_;
+    const Links& links_;
+    Timeline timeline_;
+};
+
+/// ZeRO-1 and 2 gather values in a step's first forward pass, ZeRO-3 in every pass. ZeRO-2 and 3 reduce
+/// gradients in every micro-step, the other levels in the last.
 Timeline timeline_of(const ParallelStep& step, const Passes& passes, const GpuLayout& layout,
                      const Links& links) {
-    Timeline timeline;
-    timeline.compute = passes.forward;
-    const bool is_alone = layout.gpus() == 1;
-    if (step.zero > 0 && !is_alone) gather_values(timeline, step, layout, links);
-    const auto add_backward = [&] {
-        timeline.compute.insert(timeline.compute.end(), passes.backward.begin(), passes.backward.end());
-    };
-    // The passes between the first forward pass and the last backward pass.
-    if (step.zero == 2) {
-        double forward = 0;
-        for (const QueuedPiece& piece : passes.forward) forward += piece.seconds;
-        for (std::int64_t i = 1; i < step.accumulation_steps; ++i) {
-            add_backward();
-            if (!is_alone) reduce_gradients(timeline, step, layout, links);
-            timeline.compute.push_back({.seconds = forward});
-        }
-    } else if (step.accumulation_steps > 1) {
-        const auto between = static_cast<double>(step.accumulation_steps - 1);
-        timeline.compute.push_back({.seconds = between * passes.seconds()});
+    TimelineBuilder builder(step, passes, layout, links);
+    const bool exchanges = layout.gpus() > 1, gathers_always = exchanges && step.zero == 3;
+    const bool reduces_always = exchanges && step.zero >= 2;
+    using Gathers = TimelineBuilder::Gathers;
+    builder.add_forward(exchanges && step.zero > 0 ? Gathers::all : Gathers::none);
+    for (std::int64_t i = 1; i < step.accumulation_steps && reduces_always; ++i) {
+        builder.add_backward(gathers_always, true);
+        builder.add_forward(gathers_always ? Gathers::all_but_kept : Gathers::none);
     }
-    add_backward();
-    if (!is_alone) reduce_gradients(timeline, step, layout, links);
-    return timeline;
+    if (!reduces_always && step.accumulation_steps > 1)
+        builder.add_seconds(static_cast<double>(step.accumulation_steps - 1) * passes.seconds());
+    builder.add_backward(gathers_always, exchanges);
+    return builder.take();
 }
 
 }  // namespace
@@ -158,7 +207,7 @@ namespace {
 double host_bytes(const TrainConfig& config, const ParameterStore& parameters) {
     if (config.offload == Offload::none) return 0.0;
     const std::int64_t elements = parameters.flat_elements();
-    const OptimizerPart all = largest_optimizer_part(parameters, elements, config, 1);
+    const OptimizerPart all = largest_optimizer_part(parameters, config, 1);
     const std::size_t masters = is_16_bit(storage_dtype(config.dtype)) ? all.master_bytes : 0;
     return static_cast<double>(all.state_bytes) / static_cast<double>(elements) +
            static_cast<double>(masters);
@@ -168,7 +217,7 @@ double host_bytes(const TrainConfig& config, const ParameterStore& parameters) {
 /// moments and masters.
 double update_bytes_beyond_adamw(const TrainConfig& config, const ParameterStore& parameters) {
     const std::int64_t elements = parameters.flat_elements();
-    const OptimizerPart all = largest_optimizer_part(parameters, elements, config, 1);
+    const OptimizerPart all = largest_optimizer_part(parameters, config, 1);
     const double state = static_cast<double>(all.state_bytes) / static_cast<double>(elements);
     double bytes = 2 * (state - 2 * sizeof(float));
     // Remainders instead of masters, and the values that they belong to.
@@ -185,7 +234,6 @@ ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
     const int shards = config.zero > 0 ? static_cast<int>(gpus) : 1;
     ParameterStore parameters;
     const Transformer transformer(config.model, parameters);
-    const std::int64_t elements = rounded_up(parameters.flat_elements(), flat_multiple(shards));
     StepWork work = step_work(config.model, dtype, config.micro_batch_size(gpus), config.training.recompute);
     work.host_bytes_of_element = host_bytes(config, parameters);
     work.update_bytes_of_element +=
@@ -195,8 +243,8 @@ ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
             .layers = config.model.layers,
             .accumulation_steps = config.accumulation_steps(gpus),
             .zero = static_cast<int>(config.zero),
-            .buckets = buckets_of(config, parameters, elements, shards),
-            .update_flops = largest_optimizer_part(parameters, elements, config, shards).product_flops};
+            .buckets = buckets_of(config, parameters, shards),
+            .update_flops = largest_optimizer_part(parameters, config, shards).product_flops};
 }
 
 double work_seconds(const Work& work, DType dtype, const CostConstants& c) {

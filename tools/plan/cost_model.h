@@ -58,6 +58,7 @@ struct ParameterBucket {
     /// blocks, layers + 1 for the head. The forward pass first needs the bucket in this stage, and the
     /// backward pass completes its last gradient there.
     std::size_t stage = 0;
+    bool is_read_again = false;  ///< a tied head reads it, too
     /// Only for ZeRO. If true, the bucket is cut into equal parts, which are reduce-scattered and gathered.
     /// If false, whole parameters have owners (see DataParallel): every process sums the bucket, and the
     /// owners broadcast their values.

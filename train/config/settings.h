@@ -466,8 +466,8 @@ void visit_run_settings(Config& c, Visit& visit) {
           c.cuda_graph);
     visit(Setting{"zero",
                   "1: each rank holds a part of the optimizer's state and masters; 2: of the gradients, too; "
-                  "0: all of it",
-                  run, Range{0, 2}, SettingUsers{.plan = true}, may_change},
+                  "3: of the weights, too; 0: all of it",
+                  run, Range{0, 3}, SettingUsers{.plan = true}, may_change},
           c.zero);
     visit(Setting{"offload",
                   "on a GPU: keep masters and the optimizer's state in page-locked host memory, which the "

@@ -95,7 +95,7 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
 }
 
 Tensor padded_masters(const Context& ctx, const Parameter& parameter) {
-    return zeros(ctx, {rounded_up(parameter.padded_value().elements(), parameter_alignment)}, DType::f32);
+    return zeros(ctx, {rounded_up(parameter.padded_elements(), parameter_alignment)}, DType::f32);
 }
 
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
@@ -118,7 +118,8 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
         const Tensor own =
             keep ? kept.slice(0, 0, shape.elements()).reshape(shape) : parameters.master_of(parameter);
         copy(ctx, own, to_device(ctx, weights));
-        if (keep || parameters.has_master()) round_masters(ctx, own, parameter.value());
+        if (parameters.has_master() || (keep && parameters.values().defined()))
+            round_masters(ctx, own, parameter.value());
         if (keep) keep(parameter, kept);
     }
 }

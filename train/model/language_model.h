@@ -80,7 +80,7 @@ std::vector<std::int32_t> end_tokens_of(const LanguageModel& model);
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source);
 /// Copies the weights like the function above into a store of 16-bit values without masters, and hands them
-/// to `keep`.
+/// to `keep`. A store without a value block keeps none of them.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source, const KeepMasters& keep);
 /// Returns new float32 zeros for a parameter's masters, flat, with padding up to the next parameter.

@@ -25,8 +25,8 @@ class BlockLayout {
         std::vector<ElementBlock> blocks;
         for (const ElementBlock& s : stretches_)
             for (std::int64_t begin = 0; begin < s.length; begin += block_elements)
-                blocks.push_back({s.value + begin, s.weight + begin, s.gradient + begin, s.moment + begin,
-                                  std::min(block_elements, s.length - begin), s.group});
+                blocks.push_back({s.element + begin, s.value + begin, s.weight + begin, s.gradient + begin,
+                                  s.moment + begin, std::min(block_elements, s.length - begin), s.group});
         return blocks;
     }
 
@@ -35,9 +35,9 @@ class BlockLayout {
         const auto follows = [&](std::int64_t ElementBlock::*offset) {
             return before.*offset + before.length == next.*offset;
         };
-        return before.group == next.group && follows(&ElementBlock::value) &&
-               follows(&ElementBlock::weight) && follows(&ElementBlock::gradient) &&
-               follows(&ElementBlock::moment);
+        return before.group == next.group && follows(&ElementBlock::element) &&
+               follows(&ElementBlock::value) && follows(&ElementBlock::weight) &&
+               follows(&ElementBlock::gradient) && follows(&ElementBlock::moment);
     }
     std::vector<ElementBlock> stretches_;
 };
@@ -72,8 +72,8 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
       rule_(rule),
       storage_(storage) {
     const OptimizerShard held = shard ? *shard : whole_of(store);
-    arrays_ = {.values = store.values(),
-               .weights = held.masters.defined() ? held.masters : store.values(),
+    arrays_ = {.values = held.values_in(store),
+               .weights = held.masters.defined() ? held.masters : held.values_in(store),
                .gradients = held.gradients,
                .seed = storage.seed};
     BlockLayout layout;
@@ -83,8 +83,10 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
         const std::int64_t group =
             index_of(blocks_.groups, {lr_factor ? lr_factor(parameter) : 1.0, parameter.decays()});
         for (const auto& [range, packed] : pieces_of(store, parameter, held)) {
-            layout.add({.value = range.begin,
-                        .weight = held.masters.defined() ? packed : range.begin,
+            const std::int64_t value = held.values.defined() ? packed : range.begin;
+            layout.add({.element = range.begin,
+                        .value = value,
+                        .weight = held.masters.defined() ? packed : value,
                         .gradient = packed,
                         .moment = elements,
                         .length = range.length,

@@ -25,7 +25,8 @@ namespace gradtile {
 /// Elements that one thread (one thread block on a GPU) updates. Offsets and lengths count elements and are
 /// multiples of 64.
 struct ElementBlock {
-    std::int64_t value;     ///< offset in the store's values
+    std::int64_t element;   ///< offset in the store's flat blocks, which the rounding of moments depends on
+    std::int64_t value;     ///< offset in the values
     std::int64_t weight;    ///< offset in the weights that are updated: the masters, or the values themselves
     std::int64_t gradient;  ///< offset in the gradients
     std::int64_t moment;    ///< offset in each moment
@@ -53,7 +54,7 @@ struct ElementArrays {
 struct ElementBlocks {
     std::vector<ElementBlock> list;
     std::vector<RateGroup> groups;
-    /// On a GPU: a copy of `list` as int32 [12 list.size()]. It is copied to the GPU once, because a step
+    /// On a GPU: a copy of `list` as int32 [14 list.size()]. It is copied to the GPU once, because a step
     /// cannot wait for a copy.
     Tensor on_device = {};
     /// On a GPU: float64 [max_rate_groups, 16], the groups' formulas, which a step's first kernel prepares.

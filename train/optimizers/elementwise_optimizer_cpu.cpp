@@ -45,7 +45,7 @@ void update_blocks(const Context& ctx, const ElementArrays& arrays, const std::v
         if constexpr (std::is_same_v<Moment, Real>) {
             update_range(0, block.length, moments_at<Moment>(arrays.moments[moment], block.moment)...);
         } else {
-            with_float_moments(block.length, draws, block.value,
+            with_float_moments(block.length, draws, block.element,
                                std::array{moments_at<Moment>(arrays.moments[moment], block.moment)...},
                                [&](std::int64_t begin, std::int64_t n, auto& in_float) {
                                    update_range(begin, n, in_float[moment]...);

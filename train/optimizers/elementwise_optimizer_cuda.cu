@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(threads_per_block)
         }
         *weights = w;
         Philox::Counter draw{};
-        if constexpr (!std::is_same_v<Moment, Real>) draw = step.draws.draw(block.value + i);
+        if constexpr (!std::is_same_v<Moment, Real>) draw = step.draws.draw(block.element + i);
         (store_moment(moments[k], moment[k], draw, k), ...);
         if constexpr (!std::is_same_v<Real, Value>) *values = value;
     }

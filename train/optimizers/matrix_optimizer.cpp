@@ -46,8 +46,8 @@ MatrixOptimizer::MatrixOptimizer(const Context& ctx, const ParameterStore& store
                                                     options.adamw, shard, options.lr_factor,
                                                     options.moments)) {
     const OptimizerShard held = shard ? *shard : whole_of(store);
-    arrays_ = {.values = store.values(),
-               .weights = held.masters.defined() ? held.masters : store.values(),
+    arrays_ = {.values = held.values_in(store),
+               .weights = held.masters.defined() ? held.masters : held.values_in(store),
                .gradients = held.gradients,
                .updates = adamw_->updates(),
                .seed = options.moments.seed};
@@ -68,9 +68,11 @@ void MatrixOptimizer::find_hidden(const Context& ctx, const ParameterStore& stor
         check(range.length >= parameter.shape().elements(), "optimizer: a shard holds ", range.length,
               " of the ", parameter.shape().elements(), " elements of '", parameter.name(),
               "'; expected all or none");
+        const std::int64_t value = held.values.defined() ? packed : range.begin;
         hidden_.push_back({parameter,
-                           {.value = range.begin,
-                            .weight = held.masters.defined() ? packed : range.begin,
+                           {.element = range.begin,
+                            .value = value,
+                            .weight = held.masters.defined() ? packed : value,
                             .gradient = packed,
                             .momentum = elements,
                             .second_moment = rows}});
@@ -108,7 +110,8 @@ void MatrixOptimizer::form_groups(const Context& ctx, const PackedRows& packed_r
                   parameter.name(), "' begins at element ", row * cols, "; expected a multiple of ",
                   moment_block, " for moments in 8 bits");
             add_to_group({rows, cols},
-                         {.value = first.value + row * cols,
+                         {.element = first.element + row * cols,
+                          .value = first.value + row * cols,
                           .weight = first.weight + row * cols,
                           .gradient = first.gradient + row * cols,
                           .momentum = first.momentum + row * cols,

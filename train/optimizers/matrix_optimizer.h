@@ -74,6 +74,7 @@ struct MatrixArrays {
 /// A matrix's offsets in the MatrixArrays, in elements. The weights are the masters, or the values
 /// themselves.
 struct MatrixOffsets {
+    std::int64_t element;  ///< in the store's flat blocks, which the rounding of moments depends on
     std::int64_t value, weight, gradient, momentum, second_moment;
     /// The first block of a momentum in 8 bits. `momentum` is then the offset in the group's decoded
     /// momentum.
@@ -84,7 +85,7 @@ struct MatrixOffsets {
 struct MatrixGroup {
     Shape shape;
     std::vector<MatrixOffsets> matrices;
-    Tensor on_device = {};  ///< on a GPU: a copy of `matrices` as int32 [12 matrices.size()]
+    Tensor on_device = {};  ///< on a GPU: a copy of `matrices` as int32 [14 matrices.size()]
     std::int64_t count() const { return std::ssize(matrices); }
 };
 

@@ -37,7 +37,7 @@ void update_momentum(const MatrixArrays& arrays, const MatrixOffsets& offsets, c
         if constexpr (std::is_same_v<Moment, Real>) {
             momentum_range(gradient, momentum, update, range.length, scale, mix, nesterov);
         } else {
-            with_float_moments(range.length, draws, offsets.value + range.begin, std::array{momentum},
+            with_float_moments(range.length, draws, offsets.element + range.begin, std::array{momentum},
                                [&](std::int64_t begin, std::int64_t n, auto& in_float) {
                                    momentum_range(gradient + begin, in_float[0], update + begin, n, scale,
                                                   mix, nesterov);
@@ -195,7 +195,7 @@ void encode_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
             moments_at<MomentBlock>(arrays.momentum, offsets.momentum_block * moment_block + begin);
         const float* const from = momentum.data<float>() + offsets.momentum + begin;
         // The update reads no stored moments: they are overwritten.
-        with_float_moments(end - begin, draws, offsets.value + begin, std::array{stored},
+        with_float_moments(end - begin, draws, offsets.element + begin, std::array{stored},
                            [&](std::int64_t first, std::int64_t n, auto& in_float) {
                                std::copy_n(from + first, n, in_float[0]);
                            });

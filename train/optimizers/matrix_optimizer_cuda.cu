@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(threads_per_block)
         if (!refused) {
             const device::Packed<Real, width> gs = elements_at<width>(gradient + i);
             device::Packed<Moment, width> ms = elements_at<width>(moment + i);
-            const std::int64_t element = offsets.value + i;
+            const std::int64_t element = offsets.element + i;
             const ElementWords<width, is_rounded> words(draws, element);
 #pragma unroll
             for (int e = 0; e < width; ++e) {
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(threads_per_block)
         device::FourMoments moments{};
         for (int e = 0; e < width && i + e < n; ++e) moments[e] = momentum[offsets.momentum + i + e];
         device::store_moments(stored + offsets.momentum_block + i / moment_block, moments,
-                              draws.draw(offsets.value + i), 0);
+                              draws.draw(offsets.element + i), 0);
     }
 }
 

@@ -52,7 +52,7 @@ constexpr std::size_t master_bytes(MasterFormat format) {
     return format == MasterFormat::split ? 2 : 4;
 }
 
-/// The part of a store that one process updates under ZeRO-1: ranges of the store's flat blocks. The process
+/// The part of a store that one process updates under ZeRO: ranges of the store's flat blocks. The process
 /// packs these ranges without gaps into its own gradient, master and moment blocks.
 struct OptimizerShard {
     std::vector<FlatRange> ranges;
@@ -60,10 +60,15 @@ struct OptimizerShard {
     /// [packed] float32 masters, or for bfloat16 values int32 [packed / 2], two remainders of masters in each
     /// (MasterFormat::split); undefined if values have no masters.
     Tensor masters = {};
+    Tensor values = {};     ///< [packed]; undefined if the values are in the store's value block
     bool is_whole = false;  ///< the shard is the whole store; the state has a tensor for each parameter
     /// Allocates the optimizer's state, except counters; null: the context's allocator.
     std::shared_ptr<Allocator> state_allocator = {};
 
+    /// The tensor with the values: [packed], or the store's block.
+    const Tensor& values_in(const ParameterStore& store) const {
+        return values.defined() ? values : store.values();
+    }
     Context state_context(const Context& ctx) const {
         return state_allocator ? ctx.with_allocator(state_allocator) : ctx;
     }

@@ -6,6 +6,7 @@
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/side_stream.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/parallel/internal/value_slots.h>
 
 namespace gradtile {
 namespace {
@@ -14,31 +15,38 @@ Tensor slice_of(const Tensor& flat, const FlatRange& range) {
     return flat.slice(0, range.begin, range.length);
 }
 
-bool overlap(const FlatRange& range, const Parameter& parameter) {
-    return parameter.offset() < range.end() &&
-           parameter.offset() + parameter.shape().elements() > range.begin;
+/// Borders between buckets cut no parameter.
+bool lies_in(const FlatRange& range, const Parameter& parameter) {
+    return parameter.offset() >= range.begin && parameter.offset() < range.end();
 }
 
 }  // namespace
 
-std::int64_t bucket_elements(int zero, std::int64_t elements) {
+BucketRule bucket_rule(int zero, std::int64_t elements) {
     constexpr std::int64_t most = 12 << 20;
-    return zero == 2 ? std::clamp(elements / 16, parameter_alignment, most) : most;
+    if (zero < 2) return {.min_elements = most};
+    return {.min_elements = std::clamp(elements / 16, parameter_alignment, most), .end_with_stages = true};
 }
 
-std::vector<ShardBucket> shard_buckets(const ParameterStore& store, std::int64_t elements, int processes,
+std::vector<ShardBucket> shard_buckets(const ParameterStore& store, int processes,
                                        const DataParallelOptions& options) {
-    return shard_buckets(store.parameters(), elements, bucket_elements(options.zero, elements), processes,
+    const std::int64_t elements = store.flat_elements();
+    return shard_buckets(store.parameters(), elements, bucket_rule(options.zero, elements), processes,
                          processes > 1 ? options.whole_cost : WholeCost{});
 }
+
+struct DataParallel::OwnPart {
+    FlatRange range;
+    std::int64_t packed = 0;  // its place in gradients() and own_values()
+};
 
 /// A bucket and its progress in the current step.
 struct DataParallel::Bucket {
     FlatRange range;
     ShardBucket shards = {};                     // only if the optimizer is sharded
-    std::vector<FlatRange> own = {};             // this process's ranges in `shards`
-    FlatRange packed = {};                       // the range that `own` has in the packed gradients
-    std::int64_t parameters = 0;                 // how many parameters have elements in the bucket
+    std::vector<OwnPart> own = {};               // this process's parts of `shards`
+    std::size_t first_stage = 0;                 // of the first parameter
+    std::int64_t parameters = 0;                 // how many parameters are in the bucket
     std::int64_t pending = 0;                    // how many of these parameters have no gradient yet
     std::unique_ptr<cuda::Event> gathered = {};  // on a GPU: recorded once the values are gathered
 };
@@ -47,55 +55,72 @@ DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, cons
                            const DataParallelOptions& options)
     : store_(store), communicator_(communicator), options_(options), gradients_(store.gradients()) {
     const int processes = communicator.size();
-    if (processes == 1) options_.zero = 0;
-    const std::int64_t multiple = flat_multiple(is_sharded() ? processes : 1);
-    check(store.flat_elements() % multiple == 0, "data parallel: flat blocks of ", store.flat_elements(),
-          " elements; expected a multiple of ", multiple);
-    if (processes == 1) return;
+    if (processes == 1) {
+        options_.zero = 0;
+        return;
+    }
     exchange_ = std::make_unique<SideStream>(ctx.device());
     if (is_sharded()) {
         assign_shards(ctx);
     } else {
-        for (const FlatRange& range : cut_into_buckets(store.parameters(), {0, store.flat_elements()},
-                                                       bucket_elements(0, store.flat_elements()), multiple))
+        for (const FlatRange& range :
+             cut_into_buckets(store.parameters(), {0, store.flat_elements()}, bucket_rule(0, 0)))
             buckets_.push_back({.range = range});
     }
     for (Bucket& bucket : buckets_)
-        bucket.parameters = std::ranges::count_if(
-            store.parameters(), [&](const Parameter& parameter) { return overlap(bucket.range, parameter); });
+        for (const Parameter& parameter : store.parameters())
+            if (lies_in(bucket.range, parameter) && ++bucket.parameters == 1)
+                bucket.first_stage = parameter.first_stage();
+    if (options_.zero >= 2) make_slots(ctx.with_allocator(communicator.symmetric_memory(ctx)));
 }
 
 DataParallel::~DataParallel() = default;
 
 void DataParallel::assign_shards(const Context& ctx) {
     const int processes = communicator_.size();
-    std::vector<ShardBucket> shards = shard_buckets(store_, store_.flat_elements(), processes, options_);
+    std::vector<ShardBucket> shards = shard_buckets(store_, processes, options_);
     // Symmetric memory must be allocated in equal sizes by all processes.
     const std::int64_t longest = largest_shard(shards, processes);
-    std::int64_t packed = 0;
-    std::vector<FlatRange> ranges;
     for (ShardBucket& shard : shards) {
-        ranges.push_back(shard.range);
         Bucket& bucket = buckets_.emplace_back();
         bucket.range = shard.range;
-        bucket.packed.begin = packed;
-        for (const OwnedRange& part : shard.parts) {
-            if (part.owner != communicator_.rank()) continue;
-            bucket.own.push_back(part.range);
-            own_ranges_.push_back(part.range);
-            packed += part.range.length;
-        }
-        bucket.packed.length = packed - bucket.packed.begin;
         bucket.shards = std::move(shard);
         if (ctx.device().is_cuda()) bucket.gathered = std::make_unique<cuda::Event>(ctx.device());
     }
+    std::int64_t packed = 0;
+    const auto own_part = [&](Bucket& bucket, const OwnedRange& part) {
+        if (part.owner != communicator_.rank()) return;
+        bucket.own.push_back({part.range, packed});
+        own_ranges_.push_back(part.range);
+        packed += part.range.length;
+    };
+    // Equal parts come first, because a reduce-scatter in symmetric memory needs the same offset everywhere.
+    for (Bucket& bucket : buckets_)
+        if (bucket.shards.equal_parts > 0)
+            own_part(bucket, bucket.shards.parts[static_cast<std::size_t>(communicator_.rank())]);
+    for (Bucket& bucket : buckets_)
+        for (const OwnedRange& part : bucket.shards.other_parts()) own_part(bucket, part);
     const Context symmetric = ctx.with_allocator(communicator_.symmetric_memory(ctx));
-    gradients_ = zeros(symmetric, {longest}, accumulator_of(store_.dtype())).slice(0, 0, packed);
-    if (options_.zero < 2) return;
+    const auto part_of_longest = [&](DType dtype) {
+        return zeros(symmetric, {longest}, dtype).slice(0, 0, packed);
+    };
+    gradients_ = part_of_longest(accumulator_of(store_.dtype()));
+    if (options_.zero == 3) own_values_ = part_of_longest(store_.dtype());
+}
+
+void DataParallel::make_slots(const Context& symmetric) {
+    std::vector<FlatRange> ranges;
+    for (const Bucket& bucket : buckets_) ranges.push_back(bucket.range);
     slots_ = std::make_unique<GradientSlots>(
         symmetric, store_, ranges, exchange_.get(),
         [this](std::size_t bucket, const Context& exchange, const Tensor& gradients) {
             sum_bucket(exchange, buckets_[bucket], gradients);
+        });
+    if (options_.zero < 3) return;
+    value_slots_ = std::make_unique<ValueSlots>(
+        symmetric, store_, ranges, exchange_.get(),
+        [this](std::size_t bucket, const Context& exchange, const Tensor& values) {
+            gather_own_values(exchange, buckets_[bucket], values);
         });
 }
 
@@ -112,17 +137,17 @@ BackwardHooks DataParallel::start_micro_step(const Context& ctx, std::int64_t mi
                                              std::int64_t micro_steps) {
     if (slots_) {
         adds_ = micro_step > 0;
-        return slots_->start_pass(ctx, micro_step == 0);
+        BackwardHooks hooks = slots_->start_pass(ctx, micro_step == 0);
+        if (value_slots_) hooks.before_stage = gather_stages(ctx);
+        return hooks;
     }
     if (micro_step == 0) store_.reset_gradients();
     if (buckets_.empty() || ctx.is_planning() || micro_step + 1 < micro_steps) return {};
     for (Bucket& bucket : buckets_) bucket.pending = bucket.parameters;
     complete_.clear();
     const auto mark_complete = [this](const Parameter& parameter) {
-        // Backward completes the last parameters first, so a parameter's buckets are visited from the last.
-        for (std::size_t i = buckets_.size(); i-- > 0;)
-            if (overlap(buckets_[i].range, parameter) && --buckets_[i].pending == 0)
-                complete_.push_back(&buckets_[i]);
+        for (Bucket& bucket : buckets_)
+            if (lies_in(bucket.range, parameter) && --bucket.pending == 0) complete_.push_back(&bucket);
     };
     return {.gradient_complete = mark_complete,
             .before_attention = [this, ctx] { sum_complete_buckets(ctx); }};
@@ -143,24 +168,25 @@ void DataParallel::sum_bucket(const Context& exchange, const Bucket& bucket, con
     const auto local_part = [&](const FlatRange& range) {
         return local.slice(0, range.begin - bucket.range.begin, range.length);
     };
-    if (bucket.shards.equal_parts) {
-        const Tensor packed = slice_of(gradients_, bucket.packed);
-        const Tensor sum = adds_ ? local_part(bucket.own.front()) : packed;
-        communicator_.reduce_scatter(exchange, local, sum);
-        if (adds_) axpy(exchange, packed, 1.0, sum);
-        return;
-    }
-    communicator_.all_reduce(exchange, local);
-    std::int64_t packed = bucket.packed.begin;
-    for (const FlatRange& range : bucket.own) {
-        const Tensor own = gradients_.slice(0, packed, range.length);
+    const auto keep = [&](const OwnPart& part) {
+        const Tensor packed = gradients_.slice(0, part.packed, part.range.length);
         if (adds_) {
-            axpy(exchange, own, 1.0, local_part(range));
+            axpy(exchange, packed, 1.0, local_part(part.range));
         } else {
-            copy(exchange, own, local_part(range));
+            copy(exchange, packed, local_part(part.range));
         }
-        packed += range.length;
+    };
+    auto own = bucket.own.begin();
+    if (bucket.shards.equal_parts > 0) {
+        const Tensor packed = gradients_.slice(0, own->packed, own->range.length);
+        communicator_.reduce_scatter(exchange, local_part(bucket.shards.equal_range()),
+                                     adds_ ? local_part(own->range) : packed);
+        if (adds_) keep(*own);
+        ++own;
     }
+    if (const FlatRange others = bucket.shards.other_range(); others.length > 0)
+        communicator_.all_reduce(exchange, local_part(others));
+    std::for_each(own, bucket.own.end(), keep);
 }
 
 void DataParallel::finish_gradients(const Context& ctx) {
@@ -180,15 +206,24 @@ void DataParallel::sum(const Context& ctx, const Tensor& x) const {
 }
 
 ForwardHooks DataParallel::overlap_gather_with_forward(const Context& ctx) {
+    if (value_slots_) {
+        release_values();
+        return {.before_stage = gather_stages(ctx)};
+    }
     if (!is_sharded() || ctx.is_planning()) return {};
     start_gathering(ctx);
     next_bucket_ = 0;
-    const auto before_use = [this, ctx](const Parameter& last) {
-        const std::int64_t end = last.offset() + last.padded_value().elements();
-        for (; next_bucket_ < buckets_.size() && buckets_[next_bucket_].range.begin < end; ++next_bucket_)
+    const auto wait = [this, ctx](std::size_t stage, std::optional<std::size_t>) {
+        for (; next_bucket_ < buckets_.size() && buckets_[next_bucket_].first_stage <= stage; ++next_bucket_)
             if (const auto& gathered = buckets_[next_bucket_].gathered) gathered->wait_in(ctx.stream());
     };
-    return {.before_use = before_use};
+    return {.before_stage = wait};
+}
+
+StageHook DataParallel::gather_stages(const Context& ctx) const {
+    return [this, ctx](std::size_t stage, std::optional<std::size_t> next) {
+        value_slots_->before_stage(ctx, stage, next);
+    };
 }
 
 void DataParallel::start_gathering(const Context& ctx) {
@@ -197,6 +232,15 @@ void DataParallel::start_gathering(const Context& ctx) {
         gather_bucket(exchange, bucket, slice_of(store_.values(), bucket.range), parameter_alignment);
         if (bucket.gathered) bucket.gathered->record(exchange.stream());
     }
+}
+
+/// Gathers the values of a bucket to `full`.
+void DataParallel::gather_own_values(const Context& exchange, const Bucket& bucket,
+                                     const Tensor& full) const {
+    for (const auto& [range, packed] : bucket.own)
+        copy(exchange, full.slice(0, range.begin - bucket.range.begin, range.length),
+             own_values_.slice(0, packed, range.length));
+    gather_bucket(exchange, bucket, full, parameter_alignment);
 }
 
 /// Sends every process's ranges of a bucket's numbers `full` to all others.
@@ -208,18 +252,43 @@ void DataParallel::gather_bucket(const Context& exchange, const Bucket& bucket, 
         };
         return slice_of(full, {numbers(range.begin - bucket.range.begin), numbers(range.length)});
     };
-    if (bucket.shards.equal_parts) {
-        communicator_.all_gather(exchange, part_of(bucket.own.front()), full);
-        return;
-    }
-    for (const OwnedRange& part : bucket.shards.parts)
+    if (bucket.shards.equal_parts > 0)
+        communicator_.all_gather(exchange, part_of(bucket.own.front().range),
+                                 part_of(bucket.shards.equal_range()));
+    for (const OwnedRange& part : bucket.shards.other_parts())
         communicator_.broadcast(exchange, part_of(part.range), part.owner);
 }
 
 void DataParallel::gather_values(const Context& ctx) {
     if (!is_sharded() || ctx.is_planning()) return;
-    start_gathering(ctx);
+    if (!value_slots_) {
+        start_gathering(ctx);
+        exchange_->join(ctx);
+        return;
+    }
+    release_values();
+    gathered_values_ = zeros(ctx, {store_.flat_elements()}, store_.dtype());
+    for (const Bucket& bucket : buckets_)
+        gather_own_values(exchange_->after(ctx), bucket, slice_of(gathered_values_, bucket.range));
     exchange_->join(ctx);
+    for (const Parameter& parameter : store_.parameters())
+        parameter.set_value(gathered_values_.slice(0, parameter.offset(), parameter.padded_elements()));
+}
+
+void DataParallel::release_values() {
+    if (!value_slots_) return;
+    value_slots_->forget();
+    if (!gathered_values_.defined()) return;
+    for (const Parameter& parameter : store_.parameters()) parameter.set_value({});
+    gathered_values_ = {};
+}
+
+std::size_t DataParallel::bytes_to_gather_values() const {
+    return value_slots_ ? static_cast<std::size_t>(store_.flat_elements()) * size_of(store_.dtype()) : 0;
+}
+
+std::size_t DataParallel::value_bytes() const {
+    return value_slots_ ? own_values_.bytes() + value_slots_->bytes() : store_.values().bytes();
 }
 
 void DataParallel::gather_state(const Context& ctx, DType dtype, std::int64_t numbers_per_64,

@@ -8,9 +8,11 @@
 /// shard's sums and updates that shard; the values are gathered when the next step starts, overlapping its
 /// forward pass. With ZeRO-1 a process has memory for its own gradients of all parameters, adds up those of a
 /// step's micro-steps, and sums once. With ZeRO-2 it has memory for some buckets only (GradientSlots), and
-/// adds every micro-step's sums to its shard. Some parameters must be updated whole by one process. Their
-/// gradients are summed in every process, and the owners broadcast the new values. This method allows shards
-/// with unequal lengths, and costs three transfers per bucket instead of two.
+/// adds every micro-step's sums to its shard. With ZeRO-3 it also keeps only its shard's values, and every
+/// pass gathers those that it reads, one stage ahead (internal/value_slots.h). Some parameters must be
+/// updated whole by one process. Their gradients are summed in every process, and the owners broadcast the
+/// new values. This method allows shards with unequal lengths, and costs three transfers per bucket instead
+/// of two.
 ///
 /// On a GPU exchanges run on a separate stream and can be captured with the step; on the CPU a call blocks
 /// until the exchange is complete.
@@ -27,35 +29,36 @@
 namespace gradtile {
 
 class SideStream;
+class ValueSlots;
 
 struct DataParallelOptions {
-    int zero = 0;               ///< ZeRO level: 1 shards masters and moments, 2 the summed gradients as well
+    /// ZeRO level: 1 shards masters and moments, 2 the summed gradients as well, 3 the values, too.
+    int zero = 0;
     WholeCost whole_cost = {};  ///< the cost of each parameter that no shard may cut
 };
 
-/// The elements after which a bucket ends: 48 MiB of gradients, which are two GPT-2 124M blocks. ZeRO-2
-/// allocates a few buckets, so there a bucket ends after `elements` / 16 if that is less. `elements`: the
+/// A bucket ends after 48 MiB of gradients, which are two GPT-2 124M blocks. ZeRO-2 and 3 allocate a few
+/// buckets, so there a bucket ends after `elements` / 16 if that is less, and with its stage. `elements`: the
 /// flat blocks' length.
-std::int64_t bucket_elements(int zero, std::int64_t elements);
+BucketRule bucket_rule(int zero, std::int64_t elements);
 
-/// Returns the buckets of a DataParallel with these options, for flat blocks with `elements` elements.
-std::vector<ShardBucket> shard_buckets(const ParameterStore& store, std::int64_t elements, int processes,
+/// Returns the buckets of a DataParallel with these options.
+std::vector<ShardBucket> shard_buckets(const ParameterStore& store, int processes,
                                        const DataParallelOptions& options);
 
 class DataParallel {
   public:
-    /// `store` must be allocated. With options.zero, its flat blocks' length must be a multiple of
-    /// flat_multiple(communicator.size()); with ZeRO-2 between several processes, the store has no gradient
-    /// block. Store and communicator must outlive this object.
+    /// `store` must be allocated; between several processes it has no gradient block with ZeRO-2 and 3, and
+    /// no value block with ZeRO-3. Store and communicator must outlive this object.
     DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
                  const DataParallelOptions& options);
     ~DataParallel();
 
     // ---- Gradients ----
     /// Call before a micro-step's forward pass. Returns hooks for its backward pass, which start to sum
-    /// complete buckets before each attention: with ZeRO-2 in every micro-step, else in the last. The first
-    /// contribution to each gradient then overwrites the last step's, or with ZeRO-2 the last micro-step's.
-    /// Returns no hooks if there is only one process.
+    /// complete buckets before each attention: with ZeRO-2 and 3 in every micro-step, else in the last. The
+    /// first contribution to each gradient then overwrites the last step's, or with ZeRO-2 and 3 the last
+    /// micro-step's. Returns no hooks if there is only one process.
     BackwardHooks start_micro_step(const Context& ctx, std::int64_t micro_step, std::int64_t micro_steps);
     /// Work enqueued on ctx's stream after this call sees gradients() summed, over all micro-steps.
     void finish_gradients(const Context& ctx);
@@ -73,11 +76,21 @@ class DataParallel {
     const std::vector<FlatRange>& own_ranges() const { return own_ranges_; }
     std::int64_t own_elements() const;
     /// Called after every process has updated its shard: starts to gather all values, in the order in which
-    /// they are used, and returns hooks that make the forward pass wait for them. Returns no hooks if the
-    /// optimizer is not sharded.
+    /// they are used, and returns hooks that make forward passes wait for them. With ZeRO-3 the hooks gather
+    /// the values themselves. Every process then runs the same passes. Returns no hooks if the optimizer is
+    /// not sharded.
     ForwardHooks overlap_gather_with_forward(const Context& ctx);
-    /// Gathers all values before further work on ctx's stream.
+    /// Gathers all values before further work on ctx's stream. With ZeRO-3 ctx allocates a block for them,
+    /// which lasts until release_values() or the next overlap_gather_with_forward().
     void gather_values(const Context& ctx);
+    void release_values();
+    /// Bytes that gather_values() allocates.
+    std::size_t bytes_to_gather_values() const;
+    /// ZeRO-3: [own_elements()] the values of own_ranges(), packed, which the optimizer updates; else
+    /// undefined.
+    const Tensor& own_values() const { return own_values_; }
+    /// Bytes of memory for values at rest and in passes.
+    std::size_t value_bytes() const;
 
     // ---- Optimizer state (sharded) ----
     /// Reads or writes one bucket's numbers; `numbers` is their place in the flat state tensor.
@@ -90,11 +103,15 @@ class DataParallel {
                       const BucketAccess& read) const;
 
   private:
+    struct OwnPart;
     struct Bucket;
     void assign_shards(const Context& ctx);
+    void make_slots(const Context& symmetric);
     void sum_bucket(const Context& exchange, const Bucket& bucket, const Tensor& local) const;
     void sum_complete_buckets(const Context& ctx);
     void start_gathering(const Context& ctx);
+    void gather_own_values(const Context& exchange, const Bucket& bucket, const Tensor& full) const;
+    StageHook gather_stages(const Context& ctx) const;
     void gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& full,
                        std::int64_t numbers_per_64) const;
 
@@ -105,10 +122,12 @@ class DataParallel {
     std::vector<Bucket> buckets_;
     std::vector<FlatRange> own_ranges_;
     Tensor gradients_;
-    std::unique_ptr<GradientSlots> slots_;  // ZeRO-2
-    bool adds_ = false;                     // sums are added to those of the micro-steps before
-    std::vector<const Bucket*> complete_;   // complete buckets whose sums have not started
-    std::size_t next_bucket_ = 0;           // first bucket that the forward pass has not waited for
+    Tensor own_values_, gathered_values_;      // ZeRO-3
+    std::unique_ptr<GradientSlots> slots_;     // ZeRO-2 and 3
+    std::unique_ptr<ValueSlots> value_slots_;  // ZeRO-3
+    bool adds_ = false;                        // sums are added to those of the micro-steps before
+    std::vector<const Bucket*> complete_;      // complete buckets whose sums have not started
+    std::size_t next_bucket_ = 0;              // first bucket that the forward pass has not waited for
 };
 
 }  // namespace gradtile

@@ -1,10 +1,7 @@
 #pragma once
-/// GradientSlots: the memory in which a process computes gradients under ZeRO-2. A bucket's gradients have
-/// memory, a slot, from their first contribution in a pass until their exchange with other processes. Then
-/// another bucket uses the slot.
-///
-/// A border between buckets may cut a parameter. The whole gradient is then in the slot of the bucket with
-/// the larger part, and the other part is copied to its bucket before that bucket is exchanged.
+/// GradientSlots: the memory in which a process computes gradients under ZeRO-2 and 3. A bucket's gradients
+/// have memory, a slot, from their first contribution in a pass until their exchange with other processes.
+/// Then another bucket uses the slot.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -24,10 +21,10 @@ class GradientSlots {
     using Exchange =
         std::function<void(std::size_t bucket, const Context& exchange, const Tensor& gradients)>;
 
-    /// `buckets` are contiguous and cover the flat blocks of `store`, which has no gradient block. `memory`
-    /// allocates the longest bucket's slot here, and the others when a pass first needs them. Under a
-    /// planning context passes exchange nothing, and `side` may be null. All arguments must outlive this
-    /// object.
+    /// `buckets` are contiguous, cut no parameter, and cover the flat blocks of `store`, which has no
+    /// gradient block. `memory` allocates the longest bucket's slot here, and the others when a pass first
+    /// needs them. Under a planning context passes exchange nothing, and `side` may be null. All arguments
+    /// must outlive this object.
     GradientSlots(const Context& memory, const ParameterStore& store, std::span<const FlatRange> buckets,
                   const SideStream* side, Exchange exchange);
     ~GradientSlots();
@@ -48,10 +45,8 @@ class GradientSlots {
   private:
     struct Slot;
     struct Bucket;
-    struct Piece;
-    struct Home;
-    void assign_homes(std::span<const FlatRange> ranges);
-    const Home& home_of(const Parameter& parameter) const;
+    Bucket& bucket_of(const Parameter& parameter);
+    void find_gaps();
     Slot& add_slot(std::int64_t elements);
     Slot& free_slot(const Bucket& bucket);
     void take_slot(Bucket& bucket);
@@ -67,9 +62,7 @@ class GradientSlots {
     const SideStream* side_;
     Exchange exchange_;
     std::vector<Bucket> buckets_;
-    std::vector<Home> homes_;  // for each parameter in the store's order
     std::vector<std::unique_ptr<Slot>> slots_;
-    Tensor cut_parts_;               // the parts of cut gradients that belong to another bucket's exchange
     std::optional<Context> pass_;    // the running pass's context
     std::vector<Bucket*> complete_;  // complete buckets that were not exchanged
     std::size_t open_ = 0;           // buckets with incomplete gradients

@@ -2,16 +2,20 @@
 
 #include <algorithm>
 #include <numeric>
-
-#include <gradtile/core/check.h>
+#include <utility>
 
 namespace gradtile {
 namespace {
 
 ShardBucket split_equally(const FlatRange& range, int processes) {
     ShardBucket bucket{.range = range, .parts = {}};
-    const std::int64_t length = range.length / processes;
-    for (int r = 0; r < processes; ++r) bucket.parts.push_back({{range.begin + r * length, length}, r});
+    const std::int64_t length = range.length / (parameter_alignment * processes) * parameter_alignment;
+    if (length > 0) {
+        for (int r = 0; r < processes; ++r) bucket.parts.push_back({{range.begin + r * length, length}, r});
+        bucket.equal_parts = processes;
+    }
+    const std::int64_t end = range.begin + length * processes;
+    if (end < range.end()) bucket.parts.push_back({{end, range.end() - end}, processes - 1});
     return bucket;
 }
 
@@ -32,63 +36,58 @@ std::vector<int> owners_of(std::span<const double> costs, int processes) {
     return owners;
 }
 
-void append(ShardBucket& bucket, const OwnedRange& part) {
-    bucket.range.length += part.range.length;
-    if (!bucket.parts.empty() && bucket.parts.back().owner == part.owner) {
-        bucket.parts.back().range.length += part.range.length;
-    } else {
-        bucket.parts.push_back(part);
-    }
-}
-
-/// Divides `within` into buckets at parameter borders. No parameter is cut: its owner updates it whole.
-std::vector<ShardBucket> buckets_of_whole_parameters(std::span<const Parameter> parameters,
-                                                     std::span<const int> owners, const FlatRange& within,
-                                                     std::int64_t min_elements) {
-    std::vector<ShardBucket> buckets;
-    std::int64_t begin = within.begin;
+/// Divides a bucket at parameter borders. No parameter is cut: its owner updates it whole. `owners` are those
+/// of `parameters`, which cover the bucket.
+ShardBucket split_by_owners(const FlatRange& range, std::span<const Parameter> parameters,
+                            std::span<const int> owners) {
+    ShardBucket bucket{.range = range, .parts = {}};
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-        if (buckets.empty() || buckets.back().range.length >= min_elements)
-            buckets.push_back({.range = {begin, 0}, .equal_parts = false, .parts = {}});
-        const std::int64_t end = i + 1 < parameters.size() ? parameters[i + 1].offset() : within.end();
-        append(buckets.back(), {{begin, end - begin}, owners[i]});
-        begin = end;
+        const std::int64_t begin = parameters[i].offset();
+        if (begin < range.begin || begin >= range.end()) continue;
+        if (bucket.parts.empty() || bucket.parts.back().owner != owners[i])
+            bucket.parts.push_back({{begin, 0}, owners[i]});
+        const bool is_last = i + 1 == parameters.size() || parameters[i + 1].offset() >= range.end();
+        FlatRange& part = bucket.parts.back().range;
+        part.length = (is_last ? range.end() : parameters[i + 1].offset()) - part.begin;
     }
-    return buckets;
+    return bucket;
 }
 
 }  // namespace
 
+FlatRange ShardBucket::equal_range() const {
+    return {range.begin, equal_parts > 0 ? equal_parts * parts.front().range.length : 0};
+}
+
+FlatRange ShardBucket::other_range() const {
+    const std::int64_t begin = equal_range().end();
+    return {begin, range.end() - begin};
+}
+
 std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, const FlatRange& within,
-                                        std::int64_t min_elements, std::int64_t multiple) {
+                                        const BucketRule& rule) {
     std::vector<FlatRange> buckets;
     std::int64_t begin = within.begin;
     const auto cut_at = [&](std::int64_t end) {
-        buckets.push_back({begin, end - begin});
+        if (end > begin) buckets.push_back({begin, end - begin});
         begin = end;
     };
+    std::size_t stage = 0;  // of the parameter before
     for (const Parameter& parameter : parameters) {
-        const std::int64_t border =
-            std::min(within.begin + rounded_up(parameter.offset() - within.begin, multiple), within.end());
-        if (border - begin >= min_elements) cut_at(border);
+        const bool begins_stage = parameter.first_stage() != std::exchange(stage, parameter.first_stage());
+        const std::int64_t border = parameter.offset();
+        if (border <= within.begin || border >= within.end()) continue;
+        if (border - begin >= rule.min_elements || (rule.end_with_stages && begins_stage)) cut_at(border);
     }
-    if (begin < within.end()) cut_at(within.end());
+    cut_at(within.end());
     return buckets;
 }
 
-std::int64_t flat_multiple(int parts) {
-    return parameter_alignment * parts;
-}
-
 std::vector<ShardBucket> shard_buckets(std::span<const Parameter> parameters, std::int64_t elements,
-                                       std::int64_t min_elements, int processes,
-                                       const WholeCost& whole_cost) {
-    const std::int64_t multiple = flat_multiple(processes);
-    check(elements % multiple == 0, "shards: flat blocks of ", elements, " elements; expected a multiple of ",
-          multiple);
+                                       const BucketRule& rule, int processes, const WholeCost& whole_cost) {
     std::vector<ShardBucket> buckets;
     const auto cut_equally = [&](const FlatRange& within) {
-        for (const FlatRange& range : cut_into_buckets(parameters, within, min_elements, multiple))
+        for (const FlatRange& range : cut_into_buckets(parameters, within, rule))
             buckets.push_back(split_equally(range, processes));
     };
     std::vector<double> costs(parameters.size(), 0.0);
@@ -104,17 +103,13 @@ std::vector<ShardBucket> shard_buckets(std::span<const Parameter> parameters, st
     const auto begin = static_cast<std::size_t>(first - costs.begin());
     const auto count = static_cast<std::size_t>(last - first);
     const std::span<const Parameter> whole_parameters = parameters.subspan(begin, count);
-    // Both borders of the whole-parameter range move outwards to a multiple of `multiple`, because only such
-    // ranges can be cut into equal parts.
-    const std::int64_t end = last == costs.end() ? elements : parameters[begin + count].offset();
-    const std::int64_t whole_begin = whole_parameters.front().offset() / multiple * multiple;
-    const std::int64_t whole_end = elements - (elements - end) / multiple * multiple;
-    if (whole_begin > 0) cut_equally({0, whole_begin});
     const std::vector<int> owners = owners_of(std::span(costs).subspan(begin, count), processes);
-    for (ShardBucket& bucket : buckets_of_whole_parameters(
-             whole_parameters, owners, {whole_begin, whole_end - whole_begin}, min_elements))
-        buckets.push_back(std::move(bucket));
-    if (whole_end < elements) cut_equally({whole_end, elements - whole_end});
+    const std::int64_t whole_begin = whole_parameters.front().offset();
+    const std::int64_t whole_end = last == costs.end() ? elements : parameters[begin + count].offset();
+    cut_equally({0, whole_begin});
+    for (const FlatRange& range : cut_into_buckets(parameters, {whole_begin, whole_end - whole_begin}, rule))
+        buckets.push_back(split_by_owners(range, whole_parameters, owners));
+    cut_equally({whole_end, elements - whole_end});
     return buckets;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Divides a ParameterStore's flat blocks into buckets (one exchange between processes each) and, under
-/// ZeRO-1, a bucket into the ranges that each process updates.
+/// Divides a ParameterStore's flat blocks into buckets (one exchange between processes each) and, under ZeRO,
+/// a bucket into the ranges that each process updates.
 #include <functional>
 #include <span>
 #include <vector>
@@ -9,14 +9,16 @@
 
 namespace gradtile {
 
-/// Cuts `within` into ranges near parameter borders. Lengths are multiples of `multiple` and at least
-/// `min_elements`, except for the last. A large parameter is not cut: one large exchange is faster than
-/// several.
-std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, const FlatRange& within,
-                                        std::int64_t min_elements, std::int64_t multiple);
+/// Where buckets end: at the first border between parameters after at least `min_elements`. A large parameter
+/// is not cut: one large exchange is faster than several.
+struct BucketRule {
+    std::int64_t min_elements = 1;
+    bool end_with_stages = false;  ///< also where a stage begins (ParameterStore::begin_stage())
+};
 
-/// The flat blocks' length must be a multiple of this number, so that parts are equal and aligned.
-std::int64_t flat_multiple(int parts);
+/// Cuts `within`, which begins and ends at borders between parameters, into buckets.
+std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, const FlatRange& within,
+                                        const BucketRule& rule);
 
 /// The update cost (in any unit) for a parameter that one process must update whole, such as a matrix under
 /// Muon; 0 for parameters that can be cut. Empty: all parameters can be cut.
@@ -30,17 +32,25 @@ struct OwnedRange {
 
 struct ShardBucket {
     FlatRange range;
-    bool equal_parts = true;        ///< parts[r] belongs to process r, and all have the same length
     std::vector<OwnedRange> parts;  ///< contiguous; together they are `range`
+    /// How many of the first parts have the same length, where process r owns parts[r]: all processes', or 0.
+    int equal_parts = 0;
+
+    /// The elements in equal parts, at the bucket's beginning, and the others.
+    FlatRange equal_range() const;
+    FlatRange other_range() const;
+    std::span<const OwnedRange> other_parts() const {
+        return std::span(parts).subspan(static_cast<std::size_t>(equal_parts));
+    }
 };
 
-/// Buckets and their owners, for flat blocks with `elements` elements, a multiple of
-/// flat_multiple(processes). If every parameter in a bucket can be cut, the bucket's parts are equal. Between
-/// the first and the last parameter with a whole_cost, parameters are assigned whole: by decreasing cost,
-/// each to the process with the least load (Graham 1969: at most 4/3 of the optimal maximum load). Parameters
-/// with cost 0 in between have the same owner as the parameter before them.
+/// Buckets and their owners, for flat blocks with `elements` elements. If every parameter in a bucket can be
+/// cut, the bucket has equal parts, and the last process also owns the elements that remain, fewer than
+/// 64 `processes`. Between the first and the last parameter with a whole_cost, parameters are assigned whole:
+/// by decreasing cost, each to the process with the least load (Graham 1969: at most 4/3 of the optimal
+/// maximum load). Parameters with cost 0 in between have the same owner as the parameter before them.
 std::vector<ShardBucket> shard_buckets(std::span<const Parameter> parameters, std::int64_t elements,
-                                       std::int64_t min_elements, int processes,
+                                       const BucketRule& rule, int processes,
                                        const WholeCost& whole_cost = {});
 
 /// The largest element count that one process updates.

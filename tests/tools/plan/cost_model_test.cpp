@@ -89,6 +89,33 @@ TEST(CostModel, ZeroTwoReducesTheGradientsOfEachMicroStep) {
     }
 }
 
+/// ZeRO-3 gathers all values in the first forward pass, and later what is not still there: not the last block
+/// in backward passes, and in later forward passes neither the first block nor the embedding, which the tied
+/// head reads, too. Some gathers are always exposed: the first ones.
+TEST(CostModel, ZeroThreeGathersInEveryPass) {
+    const double block = 12 * 768 * 768 + 13 * 768, embedding = 50304 * 768, all = flat_elements();
+    for (const std::int64_t gpus : {2, 4, 64}) {
+        const auto n = static_cast<double>(gpus);
+        for (const int micro_steps : {1, 3}) {
+            TrainConfig config = config_of(true, 8 * micro_steps);
+            config.micro_batch = 8;
+            config.zero = 2;
+            const StepCost two = cost_on(gpus, parallel_step(config, 1));
+            config.zero = 3;
+            const ParallelStep step = parallel_step(config, 1);
+            const StepCost three = cost_on(gpus, step);
+            const double gathered =
+                all + (micro_steps - 1) * (all - block - embedding) + micro_steps * 11 * block;
+            const double sent = 4 * micro_steps * all + 2 * gathered;
+            EXPECT_NEAR(three.wire.total(), (n - 1) / n * sent, 1e-9 * sent);
+            EXPECT_NEAR(three.compute, two.compute, 1e-9 * two.compute);
+            EXPECT_EQ(three.update, two.update);
+            EXPECT_GT(three.exposed, 0);
+            EXPECT_EQ(cost_on(1, step).wire.total(), 0);
+        }
+    }
+}
+
 /// Every process sums the gradients of Muon's matrices, and the owners broadcast the values.
 TEST(CostModel, ZeroWithMuonSumsBlocksInEveryProcess) {
     TrainConfig config = config_of(true);

@@ -128,7 +128,7 @@ TEST_F(DataParallelTraining, LoraHasTheLossCurveOfOneProcess) {
     const Outcome resumed = run({"train", "--resume", out.string(), "--quiet"}, processes(2));
     EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
     expect_same_curve(one_process, out);
-    for (const char* zero : {"1", "2"})
+    for (const char* zero : {"1", "2", "3"})
         expect_refused(
             run({"train", "--resume", out.string(), "--steps", "60", "--zero", zero}, processes(1)),
             {concat("zero: ", zero, " with lora-rank 4")});
@@ -145,7 +145,7 @@ TEST_F(DataParallelTraining, PackedHasTheLossCurveOfOneProcess) {
 TEST_F(DataParallelTraining, ShardedHasTheLossCurveOfOneProcess) {
     const auto one_process = train(1);
     const auto bf16 = train(2, {"--dtype", "bf16"});
-    for (const char* zero : {"1", "2"}) {
+    for (const char* zero : {"1", "2", "3"}) {
         SCOPED_TRACE(concat("zero ", zero));
         for (const int ranks : {2, 4}) expect_same_curve(one_process, train(ranks, {"--zero", zero}));
         expect_same_curve(one_process, train(2, {"--zero", zero, "--micro-batch", "1"}));
@@ -183,13 +183,54 @@ TEST_F(DataParallelTraining, ShardedGradientsAreBitIdenticalToWholeOnes) {
     }
 }
 
+/// ZeRO-3 gathers the values that ZeRO-2 has, and sums gradients in the same order, also over micro-steps and
+/// with clipping. Evaluations in the middle, samples and saves leave the values as they were.
+TEST_F(DataParallelTraining, ShardedValuesAreBitIdenticalToWholeOnes) {
+    const Arguments tied = {"--tied-head", "--sample-every", "5", "--tokenizer", "bytes"},
+                    untied = {"--no-tied-head", "--vocabulary", "71", "--micro-batch", "1"};
+    const Arguments records = {"--x0-lambdas",       "--unet-skips",
+                               "--value-embeddings", "--attention-gate",
+                               "--embedding-norm",   "--sinks",
+                               "--recompute",        "block",
+                               "--micro-batch",      "1"};
+    const Arguments llama = {"--positions", "rope",    "--norm",    "rms",         "--qk-norm",  "--kv-heads",
+                             "1",           "--sinks", "--no-bias", "--recompute", "activations"};
+    const Arguments narrow = {"--dtype", "bf16", "--masters", "split", "--moment-dtype", "int8"};
+    const Arguments bf16 = {"--dtype", "bf16", "--moment-dtype", "bf16", "--sinks", "--micro-batch", "2"};
+    const Arguments rounded = {"--dropout", "0.1", "--moment-dtype", "int8", "--micro-batch", "2"};
+    const Arguments packed = {"--packed", "--document-token", "10", "--tokenizer", "bytes"};
+    const Arguments shared = {"--context-parallel", "2", "--positions", "rope"};
+    for (const auto& [ranks, optimizer, variant] : {std::tuple{2, "adamw", tied},
+                                                    {4, "adamw", untied},
+                                                    {3, "adamw", records},
+                                                    {2, "adamw", llama},
+                                                    {2, "lion", narrow},
+                                                    {3, "adamw", bf16},
+                                                    {4, "muon", records},
+                                                    {3, "muon", narrow},
+                                                    {2, "muon", rounded},
+                                                    {2, "adamw", rounded},
+                                                    {4, "lion", packed},
+                                                    {4, "adamw", shared}}) {
+        SCOPED_TRACE(concat(optimizer, " with ", variant.front(), ", ", ranks, " processes"));
+        const Arguments flags = Arguments{"--optimizer", optimizer, "--batch", "12", "--eval-every", "4"} +
+                                Arguments{"--save-every", "5", "--stop-after", "12", "--layers", "3"} +
+                                variant;
+        const auto two = train(ranks, flags + Arguments{"--zero", "2"}),
+                   three = train(ranks, flags + Arguments{"--zero", "3"});
+        ASSERT_EQ(steps_of(three).size(), 12u);
+        EXPECT_EQ(steps_of(two), steps_of(three));
+        EXPECT_EQ(tensors_of(two), tensors_of(three));
+    }
+}
+
 /// Without clipping each level's step is that of the others to the bit, so the levels may take turns.
 TEST_F(DataParallelTraining, ResumesWithAnotherZeroLevelToTheBit) {
     for (const Arguments& kind : {Arguments{"adamw"}, {"muon", "--dtype", "bf16", "--masters", "split"}}) {
         const Arguments flags = Arguments{"--clip", "0", "--optimizer"} + kind;
         const auto uninterrupted = train(2, flags);
         const auto out = train(2, flags + Arguments{"--zero", "2", "--stop-after", "10"});
-        for (const auto& [zero, stop_after] : {std::pair{"0", "20"}, {"2", "30"}, {"1", "40"}, {"2", "50"}}) {
+        for (const auto& [zero, stop_after] : {std::pair{"0", "20"}, {"3", "30"}, {"1", "40"}, {"3", "50"}}) {
             const Outcome outcome = run(
                 {"train", "--resume", out.string(), "--zero", zero, "--stop-after", stop_after, "--quiet"},
                 processes(2));
@@ -214,7 +255,7 @@ TEST_F(DataParallelTraining, SharedSequencesHaveTheLossCurveOfOneProcess) {
         expect_same_curve(one_process,
                           train(4, model + Arguments{"--context-parallel", "2", "--micro-batch", "2"}));
         expect_same_curve(one_process, train(4, model + Arguments{"--context-parallel", "4", "--zero", "1"}));
-        expect_same_curve(one_process, train(4, model + Arguments{"--context-parallel", "2", "--zero", "2",
+        expect_same_curve(one_process, train(4, model + Arguments{"--context-parallel", "2", "--zero", "3",
                                                                   "--micro-batch", "1"}));
     }
     const Arguments bf16 = {"--dtype", "bf16"};
@@ -345,7 +386,10 @@ TEST_F(DataParallelTraining, SavesAndResumesOfAShardedStateChangeNoLaterStep) {
                                                    {"muon", "1", in_8_bits},
                                                    {"adamw", "2", in_8_bits + split},
                                                    {"lion", "2", Arguments()},
-                                                   {"muon", "2", in_8_bits}}) {
+                                                   {"muon", "2", in_8_bits},
+                                                   {"adamw", "3", in_8_bits + split},
+                                                   {"lion", "3", Arguments()},
+                                                   {"muon", "3", in_8_bits}}) {
         const Arguments flags =
             Arguments{"--optimizer", optimizer, "--zero", zero, "--steps", "7", "--eval-every", "0"} +
             variant;
@@ -363,7 +407,7 @@ TEST_F(DataParallelTraining, SavesAndResumesOfAShardedStateChangeNoLaterStep) {
 TEST_F(DataParallelTraining, MuonResumesWithAnotherNumberOfProcesses) {
     const Arguments muon = {"--optimizer", "muon", "--batch", "12"};
     const auto uninterrupted = train(1, muon);
-    for (const char* zero : {"1", "2"}) {
+    for (const char* zero : {"1", "2", "3"}) {
         const auto out = train(3, muon + Arguments{"--zero", zero, "--stop-after", "15"});
         for (const auto& [ranks, stop_after] : {std::pair{2, "30"}, {1, "50"}}) {
             const Outcome outcome = run(
@@ -402,7 +446,7 @@ TEST_F(DataParallelTraining, ProcessesFollowTheClockOfRankZero) {
 }
 
 TEST_F(DataParallelTraining, IsReproducible) {
-    for (const char* zero : {"1", "2"}) {
+    for (const char* zero : {"1", "2", "3"}) {
         const Arguments flags = {"--zero", zero, "--dropout", "0.1", "--batch", "12", "--micro-batch", "2"};
         const auto once = train(3, flags), again = train(3, flags);
         EXPECT_EQ(steps_of(once), steps_of(again));
@@ -412,7 +456,7 @@ TEST_F(DataParallelTraining, IsReproducible) {
 
 TEST_F(DataParallelTraining, ResumesWithAnotherNumberOfProcesses) {
     const auto uninterrupted = train(1, {"--dropout", "0.1"});
-    for (const char* zero : {"0", "1", "2"}) {
+    for (const char* zero : {"0", "1", "2", "3"}) {
         const auto out = train(4, {"--dropout", "0.1", "--zero", zero, "--stop-after", "15"});
         for (const auto& [ranks, stop_after] : {std::pair{2, "30"}, {1, "50"}}) {
             const Outcome outcome = run(
@@ -440,7 +484,7 @@ TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
                 train(1, Arguments{"--dtype", dtype, "--stop-after", "5", "--optimizer"} + chosen + format);
             const std::string checkpoint = (out / "checkpoints" / "step_00000005.h5").string();
             for (const int ranks : {1, 2, 3, 4})
-                for (const char* zero : {"0", "1", "2"}) {
+                for (const char* zero : {"0", "1", "2", "3"}) {
                     // Three shards of a format have every kind of border: within a block, and padding at the
                     // end.
                     if (!format.empty() && (ranks != 3 || *zero == '0')) continue;
@@ -452,6 +496,13 @@ TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
                 }
         }
     }
+}
+
+/// One process has no shards.
+TEST_F(DataParallelTraining, OneProcessTrainsWithEveryZeroLevel) {
+    const auto plain = train(1);
+    for (const char* zero : {"1", "2", "3"})
+        EXPECT_EQ(tensors_of(train(1, {"--zero", zero})), tensors_of(plain)) << zero;
 }
 
 /// The same with one process per GPU, over NCCL.
@@ -482,11 +533,32 @@ TEST_F(DataParallelOnGpus, ShardedOptimizersHaveTheLossCurveOfOneGpu) {
             const Arguments flags = {"--optimizer", optimizer, "--dtype", dtype};
             const auto one = train_on_gpus(1, flags);
             expect_same_curve(one, train_on_gpus(2, flags), 2e-3);
-            for (const char* zero : {"1", "2"})
+            for (const char* zero : {"1", "2", "3"})
                 expect_same_curve(one, train_on_gpus(2, flags + Arguments{"--zero", zero}), 2e-3);
-            expect_same_curve(one, train_on_gpus(2, flags + Arguments{"--zero", "2", "--micro-batch", "1"}),
-                              2e-3);
+            for (const char* zero : {"2", "3"})
+                expect_same_curve(
+                    one, train_on_gpus(2, flags + Arguments{"--zero", zero, "--micro-batch", "1"}), 2e-3);
         }
+}
+
+/// Values are gathered on another stream while kernels read those of other slots.
+TEST_F(DataParallelOnGpus, ShardedValuesAreBitIdenticalToWholeOnes) {
+    const Arguments records = {"--x0-lambdas",     "--unet-skips", "--value-embeddings", "--attention-gate",
+                               "--embedding-norm", "--sinks",      "--recompute",        "block"};
+    for (const Arguments& variant : {Arguments{"--dtype", "bf16"},
+                                     {"--dtype", "f32", "--no-tied-head"},
+                                     {"--dtype", "bf16", "--masters", "split", "--no-cuda-graph"},
+                                     {"--dtype", "bf16", "--moment-dtype", "int8", "--optimizer", "muon"},
+                                     records}) {
+        SCOPED_TRACE(variant.back());
+        const Arguments flags =
+            variant + Arguments{"--deterministic", "--micro-batch", "1", "--layers", "4"} +
+            Arguments{"--sample-every", "10", "--tokenizer", "bytes", "--eval-every", "7"};
+        const auto two = train_on_gpus(2, flags + Arguments{"--zero", "2"}),
+                   three = train_on_gpus(2, flags + Arguments{"--zero", "3"});
+        EXPECT_EQ(steps_of(two), steps_of(three));
+        EXPECT_EQ(tensors_of(two), tensors_of(three));
+    }
 }
 
 TEST_F(DataParallelOnGpus, SharedSequencesHaveTheLossCurveOfOneGpu) {
@@ -498,7 +570,7 @@ TEST_F(DataParallelOnGpus, SharedSequencesHaveTheLossCurveOfOneGpu) {
 }
 
 TEST_F(DataParallelOnGpus, ShardedMuonIsReproducible) {
-    for (const char* zero : {"1", "2"}) {
+    for (const char* zero : {"1", "2", "3"}) {
         const Arguments flags = {"--optimizer", "muon", "--zero", zero, "--deterministic", "--dtype", "bf16"};
         const auto once = train_on_gpus(2, flags), again = train_on_gpus(2, flags);
         EXPECT_EQ(steps_of(once), steps_of(again));
@@ -509,7 +581,7 @@ TEST_F(DataParallelOnGpus, ShardedMuonIsReproducible) {
 TEST_F(DataParallelOnGpus, MuonResumesWithAnotherNumberOfGpus) {
     const Arguments flags = {"--optimizer", "muon"};
     const auto uninterrupted = train_on_gpus(1, flags);
-    for (const char* zero : {"1", "2"}) {
+    for (const char* zero : {"1", "2", "3"}) {
         const auto out = train_on_gpus(2, flags + Arguments{"--zero", zero, "--stop-after", "15"});
         for (const auto& [gpus, stop_after] : {std::pair{1, "30"}, {2, "50"}})
             run_on_gpus(gpus, {"train", "--resume", out.string(), "--stop-after", stop_after, "--quiet"});

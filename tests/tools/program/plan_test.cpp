@@ -225,6 +225,24 @@ TEST(Plan, ZeroTwoShardsGradients) {
     EXPECT_EQ(two.at("predictions").back().at("wire_bytes"), one.at("predictions").back().at("wire_bytes"));
 }
 
+/// A process keeps a quarter of the weights, and slots for the tied embedding (31% of the model) and two
+/// blocks (6% each). Blocks are gathered forward and, but for the last one, backward.
+TEST(Plan, ZeroThreeShardsWeights) {
+    const json two = plan_of(gpt2_plan(4, 8) + Arguments{"--zero", "2"});
+    const json three = plan_of(gpt2_plan(4, 8) + Arguments{"--zero", "3"});
+    const auto bytes = [](const json& plan, const char* what) {
+        return plan.at("memory").at(what).get<double>();
+    };
+    EXPECT_NEAR(bytes(three, "parameters_bytes") / bytes(two, "parameters_bytes"), 0.25 + 0.31 + 2 * 0.057,
+                0.01);
+    for (const char* same : {"gradients_bytes", "optimizer_bytes", "activations_bytes"})
+        EXPECT_EQ(bytes(three, same), bytes(two, same));
+    const auto wire = [](const json& plan) {
+        return plan.at("predictions").back().at("wire_bytes").get<double>();
+    };
+    EXPECT_NEAR(wire(three) / wire(two), (6 + 2 * 11 * 0.057) / 6, 0.005);
+}
+
 TEST(Plan, ErrorsAreOneLine) {
     expect_refused(run({"plan", "--model", "gpt2-123m"}), {"'gpt2-123m'", "'gpt2-124m'"});
     expect_refused(run({"plan", "--gpus", "0"}), {"--gpus: 0", "expected 1"});
@@ -233,7 +251,7 @@ TEST(Plan, ErrorsAreOneLine) {
     expect_refused(run({"plan", "--gpus-per-node", "0"}), {"--gpus-per-node: 0"});
     expect_refused(run({"plan", "--gpus", "8"}), {"batch: 12", "8 processes"});
     expect_refused(run({"plan", "--gpus", "4", "--micro-batch", "2"}), {"micro-batch: 2", "3 sequences"});
-    expect_refused(run({"plan", "--zero", "3"}), {"zero: 3", "0 to 2"});
+    expect_refused(run({"plan", "--zero", "4"}), {"zero: 4", "0 to 3"});
     expect_refused(run({"plan", "--gpu-memory", "0"}), {"--gpu-memory: 0"});
     expect_refused(run({"plan", "--network-bandwidth", "-1"}), {"--network-bandwidth: -1"});
     expect_refused(run({"plan", "--network-latency", "x"}), {"--network-latency", "'x'", "a number"});

@@ -179,7 +179,7 @@ TEST_F(Processes, OnlyRankZeroWritesEventsForTensorBoard) {
 TEST_F(Processes, OthersNameAKilledProcess) {
     for (int round = 0; round < fault_rounds; ++round) {
         choose_ranks(round);
-        extra_settings_ = {"--zero", std::to_string(2 - round % 3)};
+        extra_settings_ = {"--zero", std::to_string(3 - round % 4)};
         const std::filesystem::path out = place_ / concat("run", round);
         Program program = start(training(out));
         wait_for_steps(program, out, 20 + random_below(200));
@@ -285,7 +285,7 @@ TEST_F(Processes, UnreadableDataDropsTheStepInAllProcesses) {
             {"zero", zero}};
         return Program({config.string()}, options).wait();
     };
-    for (const auto& [micro_batch, zero] : {std::pair{2, 1}, {1, 0}, {1, 2}}) {
+    for (const auto& [micro_batch, zero] : {std::pair{2, 1}, {1, 0}, {1, 2}, {1, 3}}) {
         const std::filesystem::path out = place_ / concat("run", micro_batch, zero);
         const std::filesystem::path straight = place_ / concat("straight", micro_batch, zero);
         EXPECT_EQ(train(straight, micro_batch, zero).exit_code, 0);
@@ -537,7 +537,7 @@ TEST_F(ReplacedRanks, EndTheRunWithTheirError) {
 }
 
 TEST_F(ReplacedRanks, AreOffOnRequestAndWithAShardedState) {
-    for (const Arguments& settings : {Arguments{"--on-loss", "stop"}, {"--zero", "1"}}) {
+    for (const Arguments& settings : {Arguments{"--on-loss", "stop"}, {"--zero", "1"}, {"--zero", "3"}}) {
         extra_settings_ = settings;
         const std::filesystem::path out = place_ / settings[0];
         Program program = launch(training(out));
@@ -554,14 +554,15 @@ TEST_F(ReplacedRanks, AreRefusedByName) {
     expect_refused(run(settings), {"--on-loss: needs --processes"});
     expect_refused(run(settings + Arguments{"--processes", "1"}),
                    {"--on-loss continue: expected --processes"});
-    expect_refused(run(settings + Arguments{"--processes", "3", "--zero", "1"}),
-                   {"--on-loss continue: zero is 1; expected 0"});
+    for (const char* zero : {"1", "2", "3"})
+        expect_refused(run(settings + Arguments{"--processes", "3", "--zero", zero}),
+                       {concat("--on-loss continue: zero is ", zero, "; expected 0")});
     expect_refused(run(settings + Arguments{"--processes", "3", "--on-loss", "maybe"}),
                    {"--on-loss 'maybe'; expected continue or stop"});
 }
 
 TEST_F(Processes, RestartsAfterAProcessWasKilled) {
-    extra_settings_ = {"--zero", "2"};
+    extra_settings_ = {"--zero", "3"};
     const std::filesystem::path out = place_ / "run";
     const Arguments end = {"--stop-after", "400"};
     Program program = launch(training(out) + end + Arguments{"--restarts", "1"});

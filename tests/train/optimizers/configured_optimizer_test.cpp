@@ -21,12 +21,10 @@ OptimizerPart allocated_part(const TrainConfig& config, int rank, int processes)
     const Context ctx(Device::cpu(), 1);
     ParameterStore store;
     const Transformer model(config.model, store);
-    store.allocate(ctx, storage_dtype(config.dtype),
-                   {.multiple = flat_multiple(processes), .masters = false});
+    store.allocate(ctx, storage_dtype(config.dtype), {.masters = false, .value_block = config.zero < 3});
     OptimizerShard shard;
     std::int64_t packed = 0;
-    for (const ShardBucket& bucket :
-         shard_buckets(store, store.flat_elements(), processes, data_parallel_options(config)))
+    for (const ShardBucket& bucket : shard_buckets(store, processes, data_parallel_options(config)))
         for (const OwnedRange& part : bucket.parts)
             if (part.owner == rank) {
                 shard.ranges.push_back(part.range);
@@ -34,6 +32,7 @@ OptimizerPart allocated_part(const TrainConfig& config, int rank, int processes)
             }
     shard.gradients = zeros(ctx, {packed}, DType::f32);
     if (is_16_bit(store.dtype())) shard.masters = zeros(ctx, {packed}, DType::f32);
+    if (config.zero == 3) shard.values = zeros(ctx, {packed}, store.dtype());
     return {static_cast<std::size_t>(packed), make_optimizer(ctx, store, config, shard)->state_bytes() - 4};
 }
 
@@ -55,7 +54,7 @@ TEST_P(EveryOptimizer, HasThePlannedBytesInItsLargestShard) {
     for (const auto& [dtype, moments] : {std::pair{TrainDType::f32, MomentFormat::f32},
                                          {TrainDType::f32, MomentFormat::int8},
                                          {TrainDType::bf16, MomentFormat::bf16}})
-        for (const auto& [processes, zero] : {std::pair{2, 1}, {3, 1}, {4, 1}, {2, 2}, {3, 2}}) {
+        for (const auto& [processes, zero] : {std::pair{2, 1}, {3, 1}, {4, 1}, {2, 2}, {3, 2}, {3, 3}}) {
             config.zero = zero;
             config.dtype = dtype;
             config.moment_dtype = moments;

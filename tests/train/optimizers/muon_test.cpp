@@ -473,14 +473,14 @@ void pack(const Context& ctx, const Tensor& full, const std::vector<FlatRange>& 
 struct MuonShard {
     MuonShard(const Context& ctx, DType dtype, int rank, int processes, const PackedRows& rows,
               const MuonOptions& options)
-        : problem(ctx, dtype, processes) {
+        : problem(ctx, dtype) {
         const auto cost = [](const Parameter& parameter) {
             return !in_blocks(parameter).empty() ? newton_schulz_flops(parameter.shape()) : 0.0;
         };
         const ParameterStore& store = problem.store;
         std::int64_t packed = 0;
         for (const ShardBucket& bucket :
-             shard_buckets(store.parameters(), store.flat_elements(), 300, processes, cost))
+             shard_buckets(store.parameters(), store.flat_elements(), {.min_elements = 300}, processes, cost))
             for (const OwnedRange& part : bucket.parts)
                 if (part.owner == rank) {
                     shard.ranges.push_back(part.range);
@@ -512,7 +512,7 @@ void expect_shards_equal_the_unsharded_update(const PackedRows& rows, const Muon
             // Moments of float32 gradients are in bfloat16 for some processes.
             if (dtype != DType::f64 && processes > 2)
                 options.matrix.moments = {.format = MomentFormat::bf16, .seed = Seed{7}};
-            MuonProblem full(ctx, dtype, processes);
+            MuonProblem full(ctx, dtype);
             Muon optimizer(ctx, full.store, rows, options);
             for (std::uint64_t t = 1; t <= 3; ++t) {
                 full.set_gradients(ctx, t);

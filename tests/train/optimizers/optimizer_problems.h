@@ -72,13 +72,13 @@ inline constexpr double muon_lr = 1e-3;
 
 /// Matrices for Muon, two in one stack, and parameters for AdamW.
 struct MuonProblem {
-    MuonProblem(const Context& ctx, DType dtype, int processes = 1) {
+    MuonProblem(const Context& ctx, DType dtype) {
         store.add("embedding", {20, 8}, Init::normal(0.5));
         store.add("blocks.0.tall", {32, 8}, Init::normal(0.5));
         store.add("blocks.0.bias", {32}, Init::normal(0.5));
         store.add("blocks.0.wide", {8, 32}, Init::normal(0.5));
         store.add("blocks.1.tall", {32, 8}, Init::normal(0.5));
-        store.allocate(ctx, dtype, {.multiple = parameter_alignment * processes});
+        store.allocate(ctx, dtype);
         store.initialize(ctx, Seed{5});
     }
     void set_gradients(const Context& ctx, std::uint64_t t) {

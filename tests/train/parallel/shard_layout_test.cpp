@@ -29,10 +29,6 @@ double elements_in_blocks(const Parameter& parameter) {
     return is_block_matrix ? static_cast<double>(parameter.shape().elements()) : 0.0;
 }
 
-std::int64_t flat_of(const ParameterStore& store, int processes) {
-    return rounded_up(store.flat_elements(), flat_multiple(processes));
-}
-
 class ShardLayout : public testing::TestWithParam<int> {
   protected:
     const int processes_ = GetParam();
@@ -42,11 +38,11 @@ TEST_P(ShardLayout, GivesEveryElementOneOwner) {
     for (const std::int64_t width : {1, 7, 16, 64}) {
         ParameterStore store;
         declare_model(store, 3, width);
-        const std::int64_t elements = flat_of(store, processes_);
-        for (const std::int64_t min_elements : {1, 1000, 1'000'000}) {
+        const std::int64_t elements = store.flat_elements();
+        for (const BucketRule& rule : {BucketRule{1}, {1000}, {1'000'000}, {1000, true}, {1'000'000, true}}) {
             std::int64_t end = 0;
             for (const ShardBucket& bucket :
-                 shard_buckets(store.parameters(), elements, min_elements, processes_, elements_in_blocks)) {
+                 shard_buckets(store.parameters(), elements, rule, processes_, elements_in_blocks)) {
                 EXPECT_EQ(bucket.range.begin, end);
                 EXPECT_GT(bucket.range.length, 0);
                 for (const OwnedRange& part : bucket.parts) {
@@ -57,13 +53,17 @@ TEST_P(ShardLayout, GivesEveryElementOneOwner) {
                     end = part.range.end();
                 }
                 EXPECT_EQ(bucket.range.end(), end);
-                if (!bucket.equal_parts) continue;
-                ASSERT_EQ(std::ssize(bucket.parts), processes_);
+                EXPECT_EQ(bucket.equal_range().end(), bucket.other_range().begin);
+                EXPECT_EQ(bucket.other_range().end(), end);
+                if (bucket.equal_parts == 0) continue;
+                ASSERT_EQ(bucket.equal_parts, processes_);
+                ASSERT_GE(std::ssize(bucket.parts), processes_);
                 for (int r = 0; r < processes_; ++r) {
                     const OwnedRange& part = bucket.parts[static_cast<std::size_t>(r)];
                     EXPECT_EQ(part.owner, r);
-                    EXPECT_EQ(part.range.length * processes_, bucket.range.length);
+                    EXPECT_EQ(part.range.length * processes_, bucket.equal_range().length);
                 }
+                EXPECT_LT(bucket.other_range().length, parameter_alignment * processes_);
             }
             EXPECT_EQ(end, elements);
         }
@@ -76,7 +76,7 @@ TEST_P(ShardLayout, KeepsCostlyParametersWholeAndBalancesTheirCosts) {
     std::map<int, double> loads;
     double sum = 0.0, largest = 0.0;
     const auto buckets =
-        shard_buckets(store.parameters(), flat_of(store, processes_), 50'000, processes_, elements_in_blocks);
+        shard_buckets(store.parameters(), store.flat_elements(), {50'000}, processes_, elements_in_blocks);
     for (const Parameter& parameter : store.parameters()) {
         const double cost = elements_in_blocks(parameter);
         if (cost == 0.0) continue;
@@ -100,15 +100,16 @@ TEST_P(ShardLayout, KeepsCostlyParametersWholeAndBalancesTheirCosts) {
 TEST_P(ShardLayout, SplitsEquallyWithoutCostlyParameters) {
     ParameterStore store;
     declare_model(store, 3, 16);
-    const std::int64_t elements = flat_of(store, processes_);
-    const auto buckets = shard_buckets(store.parameters(), elements, 1000, processes_);
+    const std::int64_t elements = store.flat_elements();
+    const auto buckets = shard_buckets(store.parameters(), elements, {1000}, processes_);
     std::vector<FlatRange> ranges;
     for (const ShardBucket& bucket : buckets) {
-        EXPECT_TRUE(bucket.equal_parts);
+        EXPECT_LT(bucket.other_range().length, parameter_alignment * processes_);
         ranges.push_back(bucket.range);
     }
-    EXPECT_EQ(ranges, cut_into_buckets(store.parameters(), {0, elements}, 1000, flat_multiple(processes_)));
-    EXPECT_EQ(largest_shard(buckets, processes_), elements / processes_);
+    EXPECT_EQ(ranges, cut_into_buckets(store.parameters(), {0, elements}, {1000}));
+    const std::int64_t remainders = std::ssize(buckets) * parameter_alignment * processes_;
+    EXPECT_LE(largest_shard(buckets, processes_), elements / processes_ + remainders);
 }
 
 INSTANTIATE_TEST_SUITE_P(Processes, ShardLayout, testing::Values(1, 2, 3, 4, 7, 64),
@@ -122,14 +123,50 @@ TEST(ShardLayoutOrder, KeepsBucketsInTheOrderOfUse) {
     store.add("h.1", {1, 192}, Init::ones());
     store.add("head", {2, 64}, Init::ones());
     const auto block_cost = [](const Parameter& p) { return p.name().starts_with("h.") ? 1.0 : 0.0; };
-    const auto buckets = shard_buckets(store.parameters(), 768, 128, 2, block_cost);
+    const auto buckets = shard_buckets(store.parameters(), 768, {128}, 2, block_cost);
     ASSERT_EQ(buckets.size(), 4u);
     EXPECT_EQ(buckets[0].range, (FlatRange{0, 256}));
-    EXPECT_TRUE(buckets[0].equal_parts);
+    EXPECT_EQ(buckets[0].equal_parts, 2);
     EXPECT_EQ(buckets[1].parts, (std::vector<OwnedRange>{{{256, 128}, 0}}));
     EXPECT_EQ(buckets[2].parts, (std::vector<OwnedRange>{{{384, 64}, 0}, {{448, 192}, 1}}));
     EXPECT_EQ(buckets[3].range, (FlatRange{640, 128}));
-    EXPECT_TRUE(buckets[3].equal_parts);
+    EXPECT_EQ(buckets[3].equal_parts, 2);
+}
+
+/// The last process owns what does not divide into equal parts, also of a bucket that is too short for any.
+TEST(ShardLayoutOrder, GivesRemaindersToTheLastProcess) {
+    ParameterStore store;
+    store.add("long", {320}, Init::ones());
+    store.add("short", {64}, Init::ones());
+    const auto buckets = shard_buckets(store.parameters(), 384, {1}, 2);
+    ASSERT_EQ(buckets.size(), 2u);
+    EXPECT_EQ(buckets[0].parts, (std::vector<OwnedRange>{{{0, 128}, 0}, {{128, 128}, 1}, {{256, 64}, 1}}));
+    EXPECT_EQ(buckets[0].equal_range(), (FlatRange{0, 256}));
+    EXPECT_EQ(buckets[0].other_range(), (FlatRange{256, 64}));
+    EXPECT_EQ(buckets[1].parts, (std::vector<OwnedRange>{{{320, 64}, 1}}));
+    EXPECT_EQ(buckets[1].equal_parts, 0);
+    EXPECT_EQ(buckets[1].other_range(), buckets[1].range);
+}
+
+TEST(ShardLayoutOrder, EndsBucketsWithStagesOnRequest) {
+    ParameterStore store;
+    store.add("a", {64}, Init::ones());
+    store.begin_stage();
+    store.add("b", {64}, Init::ones());
+    store.add("c", {64}, Init::ones());
+    store.begin_stage();
+    store.begin_stage();
+    store.add("d", {64}, Init::ones());
+    const auto cut = [&](const BucketRule& rule) {
+        return cut_into_buckets(store.parameters(), {0, store.flat_elements()}, rule);
+    };
+    EXPECT_EQ(cut({1000, true}), (std::vector<FlatRange>{{0, 64}, {64, 128}, {192, 64}}));
+    EXPECT_EQ(cut({1000}), (std::vector<FlatRange>{{0, 256}}));
+    const auto first_cost = [](const Parameter& p) { return p.name() == "b" ? 1.0 : 0.0; };
+    const auto buckets = shard_buckets(store.parameters(), 256, {1000, true}, 2, first_cost);
+    std::vector<FlatRange> ranges;
+    for (const ShardBucket& bucket : buckets) ranges.push_back(bucket.range);
+    EXPECT_EQ(ranges, (std::vector<FlatRange>{{0, 64}, {64, 64}, {128, 64}, {192, 64}}));
 }
 
 }  // namespace
