@@ -25,6 +25,24 @@ void KeyValueCache::copy_from(const Context& ctx, const KeyValueCache& shorter) 
     }
 }
 
+void KeyValueCache::check_fits(const PackedTexts& pass) const {
+    const std::int64_t slots = layers.front().k.size(0);
+    std::int64_t tokens = 0, next_slot = 0;
+    for (const auto& [slot, start, length] : pass.texts) {
+        check(slot >= next_slot && slot < slots, "transformer: a text in slot ", slot,
+              " of a cache; expected slots in increasing order, below ", slots);
+        check(start >= 0 && length >= 1 && start + length <= capacity, "transformer: ", length,
+              " tokens after ", start, " in the cache; it holds ", capacity);
+        next_slot = slot + 1;
+        tokens += length;
+    }
+    const Shape expected{1, tokens};
+    for (const Tensor* x : {&pass.tokens, &pass.positions})
+        check(tokens > 0 && x->defined() && x->dtype() == DType::i32 && x->shape() == expected,
+              "transformer: packed texts of ", tokens, " tokens; expected at least one, and int32 ", expected,
+              " for tokens and positions");
+}
+
 double KeyValueCache::bytes_of_text(const ModelConfig& config, DType dtype, std::int64_t tokens) {
     const std::int64_t rows = 2 * config.layers * (tokens + (config.key_offset ? 1 : 0));
     const std::int64_t elements = rows * config.key_value_heads() * config.head_dim();

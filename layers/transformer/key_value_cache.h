@@ -11,6 +11,8 @@
 
 namespace gradtile {
 
+struct PackedTexts;
+
 /// Holds up to `capacity` tokens for each of B texts. Keys with rotary or learned positions depend on their
 /// tokens' positions. So to drop the first tokens, clear the cache and read the other tokens again. To drop
 /// the last tokens, read the next token with a smaller PackedTexts::Text::start.
@@ -29,6 +31,8 @@ struct KeyValueCache {
                   std::int64_t tokens = -1);
     /// Copies all that a cache with less capacity, for as many texts, holds.
     void copy_from(const Context& ctx, const KeyValueCache& shorter) const;
+    /// Throws Error unless every text's tokens fit its slot.
+    void check_fits(const PackedTexts& pass) const;
     /// Bytes for one text's keys and values.
     static double bytes_of_text(const ModelConfig& config, DType dtype, std::int64_t tokens);
 };

@@ -7,6 +7,7 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/initialization.h>
 #include <gradtile/layers/transformer/internal/key_offset.h>
+#include <gradtile/layers/transformer/internal/residual_offload.h>
 #include <gradtile/layers/transformer/internal/stream_norm.h>
 
 namespace gradtile {
@@ -17,25 +18,6 @@ const ModelConfig& checked(const ModelConfig& config, const TrainingOptions& tra
     validate(training);
     check(config.vocabulary >= 1, "vocabulary: ", config.vocabulary, "; expected at least 1");
     return config;
-}
-
-/// Throws Error unless every text's tokens fit its slot in the cache.
-void check_packed_texts(const PackedTexts& pass, const KeyValueCache& cache) {
-    const std::int64_t slots = cache.layers.front().k.size(0);
-    std::int64_t tokens = 0, next_slot = 0;
-    for (const auto& [slot, start, length] : pass.texts) {
-        check(slot >= next_slot && slot < slots, "transformer: a text in slot ", slot,
-              " of a cache; expected slots in increasing order, below ", slots);
-        check(start >= 0 && length >= 1 && start + length <= cache.capacity, "transformer: ", length,
-              " tokens after ", start, " in the cache; it holds ", cache.capacity);
-        next_slot = slot + 1;
-        tokens += length;
-    }
-    const Shape expected{1, tokens};
-    for (const Tensor* x : {&pass.tokens, &pass.positions})
-        check(tokens > 0 && x->defined() && x->dtype() == DType::i32 && x->shape() == expected,
-              "transformer: packed texts of ", tokens, " tokens; expected at least one, and int32 ", expected,
-              " for tokens and positions");
 }
 
 /// The positions of packed texts' tokens.
@@ -164,15 +146,18 @@ Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, c
     };
     before_use(last_embedding_parameter);
     Saved discarded;
-    Residual stream{embed(ctx, tokens, pass, saved != nullptr ? *saved : discarded)};
+    Saved& kept = saved != nullptr ? *saved : discarded;
+    Residual stream{embed(ctx, tokens, pass, kept)};
     stream.inference = !std::holds_alternative<TrainingPass>(pass);
-    if (saved != nullptr) saved->blocks.assign(blocks.size(), {});
+    kept.blocks.assign(blocks.size(), {});
+    ResidualOffload offload(kept.offload, blocks, kept.blocks);
     StreamHistory history(config, stream.x);
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         before_use(blocks[i].last_parameter);
-        TransformerBlock::Saved unused;
-        stream = blocks[i].forward(ctx, stream, pass, saved != nullptr ? saved->blocks[i] : unused, history);
+        stream = blocks[i].forward(ctx, stream, pass, kept.blocks[i], history);
         history.add_output(ctx, stream);
+        offload.after_forward(ctx, i, history);
+        if (saved == nullptr) kept.blocks[i] = {};
     }
     before_use(last_parameter_);
     return stream;
@@ -181,6 +166,7 @@ Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, c
 Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
                             const ForwardOptions& options) const {
     check_tokens(tokens);
+    saved.offload = options.offload;
     saved.wte = {.tokens = tokens};
     wte.start_token_sort(ctx, saved.wte);
     const PreviousTokens previous = previous_tokens(ctx, config, options.documents);
@@ -194,16 +180,19 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
     return head.forward(ctx, x.value(ctx), targets, saved.head, options.gradient_scale, options.target_count);
 }
 
-void Transformer::backward(const Context& ctx, const Saved& saved, const BackwardHooks& hooks) const {
+void Transformer::backward(const Context& ctx, Saved saved, const BackwardHooks& hooks) const {
     check(saved.blocks.size() == blocks.size(),
           "transformer: backward requires the saved values of a forward pass");
     Tensor dx = head.backward(ctx, saved.head);
     if (!config.tied_head) notify_gradients_complete(hooks, head.weight);
     SummedGradient stream = norm_f.backward(ctx, dx, saved.norm_f, hooks);
     StreamGradients gradients;
+    const ResidualOffload offload(saved.offload, blocks, saved.blocks);
     for (std::size_t i = blocks.size(); i-- > 0;) {
+        offload.before_backward(ctx, i);
         gradients.add_to_output(ctx, i, stream);
         stream = blocks[i].backward(ctx, stream, saved.blocks[i], hooks, gradients);
+        saved.blocks[i] = {};
     }
     gradients.add_to_x0(ctx, stream);
     dx = dropout.backward(ctx, stream.dy, saved.dropout);
@@ -254,7 +243,7 @@ LayerAngles Transformer::rotation_angles(const Context& ctx, const TokenPosition
 }
 
 Tensor Transformer::logits(const Context& ctx, const PackedTexts& texts, const KeyValueCache& cache) const {
-    check_packed_texts(texts, cache);
+    cache.check_fits(texts);
     CachedPass pass{.texts = equal_texts(texts.texts), .positions = positions_of(texts), .cache = cache};
     pass.angles = rotation_angles(ctx, pass.positions, texts.tokens.size(1));
     pass.tokens.tokens = texts.tokens;

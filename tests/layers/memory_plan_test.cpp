@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <gradtile/core/offload_stream.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
 
@@ -92,23 +93,27 @@ std::vector<Case> family_cases() {
 INSTANTIATE_TEST_SUITE_P(Families, MemoryPlanOf, ::testing::ValuesIn(family_cases()),
                          [](const auto& info) { return info.param.name; });
 
-/// Runs one training step with activations in `arena`. Returns the flat gradients.
+/// Runs one training step of two micro-steps with activations in `arena` and, if it is not null, residuals
+/// in `offload`'s memory. Returns the flat gradients.
 std::vector<double> train_step(const Context& ctx, const std::shared_ptr<Arena>& arena,
-                               const MemoryRequest& request) {
+                               const MemoryRequest& request, const OffloadStream* offload = nullptr) {
     ParameterStore parameters, frozen;
     const Transformer model(request.model, parameters, frozen, request.training, request.adapters);
     parameters.allocate(ctx, request.dtype);
     parameters.initialize(ctx, Seed{1});
     frozen.allocate(ctx, request.dtype, {.gradients = false});
     frozen.initialize(ctx, Seed{1});
-    const Tensor tokens = zeros(ctx, {request.micro_batch, request.model.context}, DType::i32);
-    const Tensor targets = zeros(ctx, tokens.shape(), DType::i32);
+    const Shape batch{request.micro_batch, request.model.context};
+    std::vector<std::int32_t> ids;
+    for (std::int32_t i = 0; i < batch.elements(); ++i) ids.push_back(i * i % 47);
+    const Tensor tokens = from_host(ctx, ids, batch), targets = tokens;
     const Context inside = arena ? ctx.with_allocator(arena) : ctx;
-    {
+    for (const std::int64_t first_sample : {std::int64_t{0}, request.micro_batch}) {
         Transformer::Saved saved;
         const Tensor loss =
-            model.forward(inside, tokens, targets, saved, {.dropout = DropoutKey::from_step(1, 1, 0)});
-        model.backward(inside, saved);
+            model.forward(inside, tokens, targets, saved,
+                          {.dropout = DropoutKey::from_step(1, 1, first_sample), .offload = offload});
+        model.backward(inside, std::move(saved));
     }
     return to_host(ctx, parameters.gradients());
 }
@@ -126,6 +131,67 @@ TEST_P(MemoryPlanOf, PlannedActivationsAreTheExactMemoryThatAStepNeeds) {
 
     const auto too_small = std::make_shared<Arena>(ctx.device(), plan.activations - 256);
     EXPECT_THROW(train_step(ctx, too_small, request), Error);
+}
+
+/// More blocks than stay on the device. The arena has the planned size, so memory that residuals have left is
+/// used again, and a value that did not return would be overwritten.
+MemoryRequest offloading(const Case& with, std::int64_t layers) {
+    MemoryRequest request = request_for(with.model, with.dtype, 3);
+    request.model.layers = layers;
+    request.offload_residuals = true;
+    return request;
+}
+
+TEST_P(MemoryPlanOf, OffloadedResidualsGiveTheSameBitsInThePlannedMemory) {
+    const Context ctx(Device::cpu(), 2);
+    const MemoryRequest request = offloading(GetParam(), 6);
+    const MemoryPlan plan = plan_memory(ctx, request);
+    EXPECT_GT(plan.residuals, 0u);
+    EXPECT_EQ(plan.host(), plan.residuals);
+    const auto arena = std::make_shared<Arena>(ctx.device(), plan.activations);
+    const OffloadStream offload(ctx, plan.residuals);
+    EXPECT_EQ(train_step(ctx, arena, request, &offload), train_step(ctx, nullptr, request));
+    for (const auto& [used, planned] :
+         {std::pair<const Arena&, std::size_t>{*arena, plan.activations}, {offload.host(), plan.residuals}}) {
+        EXPECT_EQ(used.peak_bytes(), planned);
+        EXPECT_EQ(used.bytes_in_use(), 0u);
+    }
+}
+
+/// Bytes on the device that a forward pass keeps for backward.
+std::size_t saved_bytes(const MemoryRequest& request) {
+    const auto arena = Arena::for_planning(Device::cpu());
+    const Context outside = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cpu()));
+    const Context inside = outside.plan(arena);
+    ParameterStore parameters, frozen;
+    const Transformer model(request.model, parameters, frozen, request.training, request.adapters);
+    parameters.allocate(outside, request.dtype);
+    frozen.allocate(outside, request.dtype, {.gradients = false});
+    const Tensor tokens = empty(outside, {request.micro_batch, request.model.context}, DType::i32);
+    const OffloadStream offload(inside);
+    Transformer::Saved saved;
+    model.forward(inside, tokens, tokens, saved,
+                  {.dropout = DropoutKey::from_step(1, 1, 0), .offload = &offload});
+    return arena->bytes_in_use();
+}
+
+/// Fails when a layer saves a tensor that does not leave. Only streams that later blocks read stay: with
+/// skips the outputs of half of the blocks.
+TEST_P(MemoryPlanOf, OffloadedResidualsOfMoreLayersNeedNoMoreMemory) {
+    const MemoryRequest six = offloading(GetParam(), 6), ten = offloading(GetParam(), 10);
+    const std::size_t stream = 3 * 40 * 32 * size_of(six.dtype);
+    EXPECT_EQ(saved_bytes(ten), saved_bytes(six) + (six.model.unet_skips ? 2 * stream : 0));
+}
+
+TEST(MemoryPlan, OffloadsNoResidualsOfTwoBlocks) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryRequest request = request_for(gpt2_style(Recompute::none));
+    request.model.layers = 2;
+    const MemoryPlan kept = plan_memory(ctx, request);
+    request.offload_residuals = true;
+    const MemoryPlan plan = plan_memory(ctx, request);
+    EXPECT_EQ(plan.residuals, 0u);
+    EXPECT_EQ(plan.activations, kept.activations);
 }
 
 TEST_P(MemoryPlanOf, EvaluationAndSamplingFitInTheTrainingArena) {
@@ -325,6 +391,25 @@ TEST(MemoryPlan, CountsAnOffloadedOptimizerAsHostMemory) {
     std::ostringstream out;
     out << offloaded;
     EXPECT_THAT(out.str(), ::testing::ContainsRegex("total(.|\n)*masters(.|\n)*host memory"));
+}
+
+TEST(MemoryPlan, CountsOffloadedResidualsAsHostMemory) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16, 4);
+    request.model.layers = 12;
+    const MemoryPlan kept = plan_memory(ctx, request);
+    request.offload_residuals = true;
+    const MemoryPlan plan = plan_memory(ctx, request);
+    // A block saves 16 times its input, and statistics, see EachLevelOfRecomputationTakesLessMemory.
+    const std::size_t block = 16 * 4 * 40 * 32 * size_of(DType::bf16);
+    EXPECT_GE(plan.residuals, 10 * block);
+    EXPECT_LE(plan.residuals, 11 * block);
+    EXPECT_LE(plan.activations, kept.activations - 9 * block);
+    EXPECT_EQ(kept.total() - plan.total(), kept.activations - plan.activations);
+    std::ostringstream out;
+    out << plan;
+    EXPECT_THAT(out.str(), ::testing::ContainsRegex("optimizer state(.|\n)*total(.|\n)*residuals +" +
+                                                    std::to_string(plan.residuals)));
 }
 
 TEST(MemoryPlan, PrintsOneLineForEachPurpose) {

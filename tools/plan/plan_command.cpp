@@ -158,9 +158,14 @@ class Planner {
             lines.push_back(
                 "update: bytes of weights, gradients and state; matrix products, if the optimizer has them, "
                 "at the rate of the model's");
-        if (config.offload == Offload::optimizer)
+        if (offloads_optimizer(config.offload))
             lines.push_back(
                 "update: the offloaded state crosses the bus at an assumed 50 GB/s in each direction");
+        if (offloads_residuals(config.offload))
+            lines.push_back(
+                "compute: a block takes at least the time in which its residuals cross the bus, at an "
+                "assumed "
+                "50 GB/s");
         return lines;
     }
 
@@ -180,21 +185,25 @@ class Planner {
         return scaled;
     }
 
-    std::size_t memory_of(const MemoryRequest& request) const {
+    const MemoryPlan& memory_of(const MemoryRequest& request) const {
         const auto [known, is_new] =
-            totals_.try_emplace(std::pair{request.micro_batch, request.optimizer_shards}, 0);
-        if (is_new) known->second = plan_memory(ctx_, request).total();
+            plans_.try_emplace(std::pair{request.micro_batch, request.optimizer_shards});
+        if (is_new) known->second = plan_memory(ctx_, request);
         return known->second;
     }
 
     Prediction predicted(const TrainConfig& scaled, std::int64_t gpus) const {
         const GpuLayout layout(gpus, flags_.gpus_per_node);
-        const StepCost cost = step_cost(parallel_step(scaled, gpus), constants_, layout,
-                                        {.nvlink = constants_.nvlink(), .network = network_});
+        const MemoryPlan& memory = memory_of(memory_request(scaled, Device::cuda(), gpus));
+        ParallelStep step = parallel_step(scaled, gpus);
+        step.work.residual_bytes_of_block =
+            static_cast<double>(memory.residuals) / static_cast<double>(step.layers);
+        const StepCost cost =
+            step_cost(step, constants_, layout, {.nvlink = constants_.nvlink(), .network = network_});
         const double tokens = static_cast<double>(scaled.batch * scaled.model.context);
         return {.layout = layout,
                 .batch = scaled.batch,
-                .memory = memory_of(memory_request(scaled, Device::cuda(), gpus)),
+                .memory = memory.total(),
                 .cost = cost,
                 .tokens_per_second = tokens / cost.seconds()};
     }
@@ -203,7 +212,7 @@ class Planner {
     CostConstants constants_;
     Link network_;
     Context ctx_;
-    mutable std::map<std::pair<std::int64_t, std::int64_t>, std::size_t> totals_;  // cached dry runs
+    mutable std::map<std::pair<std::int64_t, std::int64_t>, MemoryPlan> plans_;  // cached dry runs
 };
 
 JsonValue json_of(const Prediction& p) {
