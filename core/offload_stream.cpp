@@ -1,4 +1,4 @@
-#include <gradtile/core/offload_stream.h>
+#include <gradtile/core/internal/offload_stream.h>
 
 #include <cstring>
 #include <map>

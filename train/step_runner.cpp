@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include <gradtile/core/cuda_runtime.h>
-#include <gradtile/core/offload_stream.h>
+#include <gradtile/core/internal/offload_stream.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/optimizers/global_norm.h>

@@ -5,7 +5,7 @@
 #include <ostream>
 #include <sstream>
 
-#include <gradtile/core/offload_stream.h>
+#include <gradtile/core/internal/offload_stream.h>
 #include <gradtile/layers/transformer/transformer.h>
 
 namespace gradtile {

@@ -6,7 +6,7 @@
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/cuda_runtime.h>
-#include <gradtile/core/offload_stream.h>
+#include <gradtile/core/internal/offload_stream.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/memory_plan.h>

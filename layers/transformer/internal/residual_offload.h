@@ -2,7 +2,7 @@
 /// INTERNAL. Moves what blocks save for backward to the host and back (ForwardOptions::offload).
 #include <vector>
 
-#include <gradtile/core/offload_stream.h>
+#include <gradtile/core/internal/offload_stream.h>
 #include <gradtile/layers/transformer/transformer_block.h>
 
 namespace gradtile {

@@ -1,5 +1,6 @@
 #pragma once
-/// OffloadStream: moves tensors between a device's memory and host memory while the device computes.
+/// INTERNAL. OffloadStream: moves tensors between a device's memory and host memory while the device
+/// computes.
 #include <memory>
 #include <span>
 
