@@ -158,29 +158,52 @@ TEST_P(MemoryPlanOf, OffloadedResidualsGiveTheSameBitsInThePlannedMemory) {
     }
 }
 
-/// Bytes on the device that a forward pass keeps for backward.
-std::size_t saved_bytes(const MemoryRequest& request) {
-    const auto arena = Arena::for_planning(Device::cpu());
-    const Context outside = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cpu()));
-    const Context inside = outside.plan(arena);
+/// A dry run of forward, and of backward with `hooks`. Returns the bytes on the device between them.
+std::size_t saved_bytes(const MemoryRequest& request, OffloadStream& offload, const Context& inside,
+                        const Arena& arena, const BackwardHooks& hooks = {}) {
+    const Context outside = inside.plan(Arena::for_planning(Device::cpu()));
     ParameterStore parameters, frozen;
     const Transformer model(request.model, parameters, frozen, request.training, request.adapters);
     parameters.allocate(outside, request.dtype);
     frozen.allocate(outside, request.dtype, {.gradients = false});
     const Tensor tokens = empty(outside, {request.micro_batch, request.model.context}, DType::i32);
-    const OffloadStream offload(inside);
     Transformer::Saved saved;
     model.forward(inside, tokens, tokens, saved,
                   {.dropout = DropoutKey::from_step(1, 1, 0), .offload = &offload});
-    return arena->bytes_in_use();
+    const std::size_t bytes = arena.bytes_in_use();
+    model.backward(inside, std::move(saved), hooks);
+    return bytes;
 }
 
 /// Fails when a layer saves a tensor that does not leave. Only streams that later blocks read stay: with
 /// skips the outputs of half of the blocks.
 TEST_P(MemoryPlanOf, OffloadedResidualsOfMoreLayersNeedNoMoreMemory) {
+    const auto bytes_of = [](const MemoryRequest& request) {
+        const auto arena = Arena::for_planning(Device::cpu());
+        const Context inside = Context(Device::cpu(), 1).plan(arena);
+        OffloadStream offload(inside);
+        return saved_bytes(request, offload, inside, *arena);
+    };
     const MemoryRequest six = offloading(GetParam(), 6), ten = offloading(GetParam(), 10);
     const std::size_t stream = 3 * 40 * 32 * size_of(six.dtype);
-    EXPECT_EQ(saved_bytes(ten), saved_bytes(six) + (six.model.unet_skips ? 2 * stream : 0));
+    EXPECT_EQ(bytes_of(ten), bytes_of(six) + (six.model.unet_skips ? 2 * stream : 0));
+}
+
+TEST_P(MemoryPlanOf, OffloadedResidualsReturnBeforeTheirBlocksBackwardPass) {
+    const auto arena = Arena::for_planning(Device::cpu());
+    const Context inside = Context(Device::cpu(), 1).plan(arena);
+    OffloadStream offload(inside);
+    std::vector<std::size_t> first, last;  // bytes on the host in these blocks' backward passes
+    const auto record_bytes = [&](const Parameter& parameter) {
+        const std::size_t bytes = offload.host().bytes_in_use();
+        if (parameter.name().starts_with("h.0.")) first.push_back(bytes);
+        if (parameter.name().starts_with("h.5.")) last.push_back(bytes);
+    };
+    saved_bytes(offloading(GetParam(), 6), offload, inside, *arena, {.gradient_complete = record_bytes});
+    EXPECT_GT(offload.host().peak_bytes(), 0u);
+    EXPECT_THAT(first, ::testing::AllOf(::testing::Not(::testing::IsEmpty()), ::testing::Each(0u)));
+    EXPECT_THAT(last, ::testing::AllOf(::testing::Not(::testing::IsEmpty()),
+                                       ::testing::Each(offload.host().peak_bytes())));
 }
 
 TEST(MemoryPlan, OffloadsNoResidualsOfTwoBlocks) {
