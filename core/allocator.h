@@ -78,6 +78,7 @@ class Buffer {
     std::byte* data() const { return data_; }
     std::size_t bytes() const { return bytes_; }
     Device device() const { return allocator_->device(); }
+    const std::shared_ptr<Allocator>& allocator() const { return allocator_; }
 
   private:
     std::shared_ptr<Allocator> allocator_;

@@ -42,9 +42,9 @@ std::ostream& operator<<(std::ostream& out, const Tensor& x) {
     return out << x.shape() << ' ' << x.dtype() << " on " << x.device();
 }
 
-Tensor::Tensor(std::shared_ptr<const void> owner, std::byte* data, Device device, DType dtype, Shape shape,
+Tensor::Tensor(std::shared_ptr<const Buffer> buffer, std::byte* data, Device device, DType dtype, Shape shape,
                Strides strides)
-    : owner_(std::move(owner)),
+    : buffer_(std::move(buffer)),
       data_(data),
       shape_(shape),
       strides_(strides),

@@ -68,8 +68,8 @@ class Tensor {
   public:
     /// An undefined tensor: defined() is false.
     Tensor() = default;
-    /// A view of memory that `owner` keeps alive. If `owner` is null, the caller keeps the memory alive.
-    Tensor(std::shared_ptr<const void> owner, std::byte* data, Device device, DType dtype, Shape shape,
+    /// A view of memory that `buffer` keeps alive. If `buffer` is null, the caller keeps the memory alive.
+    Tensor(std::shared_ptr<const Buffer> buffer, std::byte* data, Device device, DType dtype, Shape shape,
            Strides strides);
     /// A contiguous tensor over the caller's memory, which no tensor frees: shape.elements() elements with
     /// this dtype in row-major order, from `data` on, in `device` memory. Operators read and write this
@@ -97,6 +97,8 @@ class Tensor {
         return reinterpret_cast<T*>(data_);
     }
     std::byte* raw_data() const { return data_; }
+    /// The memory that the tensor is a view of; null if the caller keeps it alive.
+    const std::shared_ptr<const Buffer>& buffer() const { return buffer_; }
 
     // The next functions return views of the same elements. They throw Error on axes or ranges that do not
     // exist.
@@ -113,7 +115,7 @@ class Tensor {
     Tensor expand(Shape shape) const;
 
   private:
-    std::shared_ptr<const void> owner_;
+    std::shared_ptr<const Buffer> buffer_;
     std::byte* data_ = nullptr;
     Shape shape_;
     Strides strides_;

@@ -39,7 +39,7 @@ DType training_logits(const Context& ctx, DType dtype) {
 /// A 16-bit matrix in a float32 matrix's memory, with rows at the same addresses. Rounded logit gradients
 /// then need no additional memory.
 Tensor as_16_bit_rows(const Tensor& matrix, DType dtype) {
-    return Tensor(std::make_shared<Tensor>(matrix), matrix.raw_data(), matrix.device(), dtype, matrix.shape(),
+    return Tensor(matrix.buffer(), matrix.raw_data(), matrix.device(), dtype, matrix.shape(),
                   {2 * matrix.stride(0), 1});
 }
 

@@ -1,11 +1,14 @@
 #include <gradtile/train/memory_choice.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include <gradtile/core/available_memory.h>
 #include <gradtile/layers/transformer/memory_plan.h>
 #include <gradtile/train/memory_request.h>
 
@@ -88,10 +91,10 @@ class Chooser {
         return request;
     }
 
-    /// Equals plan_memory() of the settings. Only recompute and micro-batch change a pass, and only the other
-    /// settings the optimizer, so the numbers of dry runs are combined.
+    /// Equals plan_memory() of the settings. Only recompute, micro-batch and offloaded residuals change a
+    /// pass, and only the other settings the optimizer, so the numbers of dry runs are combined.
     MemoryPlan plan_of(const TrainConfig& config) {
-        MemoryPlan plan = pass_plan(config.training.recompute, config.micro_batch);
+        MemoryPlan plan = pass_plan(config);
         const MemoryPlan& state = state_plan(config);
         plan.request = request_of(config);
         plan.masters = state.masters;
@@ -115,12 +118,19 @@ class Chooser {
         };
         const std::int64_t micro_batch = config.micro_batch_size(ranks_);
         const double micro_steps = 1.0 + tokens_of_passes / tokens(micro_batch);
-        double bus = 0.0;
-        if (config.offload == Offload::optimizer)
-            bus = static_cast<double>(plan.masters + plan.optimizer) / bus_bytes /
-                  (6.0 * static_cast<double>(plan.parameters) *
-                   tokens(micro_batch * config.accumulation_steps(ranks_)) / flops);
-        return recompute_factors[static_cast<std::size_t>(config.training.recompute)] * micro_steps + bus;
+        const double passes =
+            recompute_factors[static_cast<std::size_t>(config.training.recompute)] * micro_steps;
+        const auto bus = [&](std::size_t bytes, std::int64_t sequences) {
+            return static_cast<double>(bytes) / bus_bytes /
+                   (6.0 * static_cast<double>(plan.parameters) * tokens(sequences) / flops);
+        };
+        // Residuals leave during the forward pass, a third of the operations, and return during backward.
+        const double residuals = bus(plan.residuals, micro_batch), forward = micro_steps / 3.0;
+        const double waits =
+            std::max(0.0, residuals - forward) + std::max(0.0, residuals - (passes - forward));
+        if (!offloads_optimizer(config.offload)) return passes + waits;
+        return passes + waits +
+               bus(plan.masters + plan.optimizer, micro_batch * config.accumulation_steps(ranks_));
     }
 
     /// Describes the settings of `chosen` that are not those of the run.
@@ -156,12 +166,13 @@ class Chooser {
         return !config_.given.contains(name) && present_[name] == defaults_[name];
     }
 
-    const MemoryPlan& pass_plan(Recompute recompute, std::int64_t micro_batch) {
-        auto& known = passes_[{recompute, micro_batch}];
+    const MemoryPlan& pass_plan(const TrainConfig& of) {
+        auto& known = passes_[{of.training.recompute, of.micro_batch, offloads_residuals(of.offload)}];
         if (!known) {
             TrainConfig config = config_;
-            config.training.recompute = recompute;
-            config.micro_batch = micro_batch;
+            config.training.recompute = of.training.recompute;
+            config.micro_batch = of.micro_batch;
+            config.offload = of.offload;
             known = plan_memory(dry_, request_of(config));
         }
         return *known;
@@ -181,11 +192,18 @@ class Chooser {
     std::int64_t ranks_;
     bool row_ranges_;
     JsonValue defaults_, present_;
-    std::map<std::pair<Recompute, std::int64_t>, std::optional<MemoryPlan>> passes_;
+    std::map<std::tuple<Recompute, std::int64_t, bool>, std::optional<MemoryPlan>> passes_;
     std::map<std::pair<MasterFormat, MomentFormat>, std::optional<MemoryPlan>> states_;
 };
 
 }  // namespace
+
+std::size_t bytes_to_plan(const TrainConfig& config, Device device) {
+    const std::size_t given = memory_bytes(config.memory_budget), unplanned = unplanned_memory(device);
+    check(given > unplanned, "memory-budget: ", config.memory_budget, "; expected more than ",
+          unplanned >> 20, " MiB, which CUDA and its libraries take");
+    return given - unplanned;
+}
 
 MemoryChoice choose_within(const Context& ctx, const TrainConfig& config, std::int64_t ranks, bool row_ranges,
                            std::size_t budget) {

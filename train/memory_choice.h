@@ -13,6 +13,10 @@ struct MemoryChoice {
         description;  ///< one line: each chosen setting, what it saves and costs; empty: none is chosen
 };
 
+/// Returns how many bytes of config.memory_budget, which is not empty, a run's plan may fill: on a GPU, CUDA
+/// and its libraries take the others. Throws Error if none are left.
+std::size_t bytes_to_plan(const TrainConfig& config, Device device);
+
 /// Chooses recompute, micro-batch, offload and masters, unless they were given (TrainConfig::given) or differ
 /// from their defaults. Of all that fit, the fastest by an estimate that needs no measurement is chosen. A
 /// smaller moment-dtype changes results, so it is tried only if nothing else fits. Dry runs count the memory,

@@ -38,7 +38,8 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
                           .row_ranges = config.model.prefix,
                           .ring = static_cast<int>(config.context_parallel),
                           .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
-                          .offload_optimizer = config.offload == Offload::optimizer,
+                          .offload_optimizer = offloads_optimizer(config.offload),
+                          .offload_residuals = offloads_residuals(config.offload),
                           .optimizer_shards = shards,
                           .optimizer_part = optimizer_part};
     if (sharded && config.zero >= 2) request.gradient_memory = gradient_slots;

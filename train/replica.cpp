@@ -19,7 +19,7 @@ bool is_sharded(const TrainConfig& config, const Communicator& communicator) {
 
 FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Communicator& communicator) {
     const bool sharded = is_sharded(config, communicator);
-    return {.masters = !sharded && config.masters == MasterFormat::f32 && config.offload == Offload::none,
+    return {.masters = !sharded && config.masters == MasterFormat::f32 && !offloads_optimizer(config.offload),
             .gradient_block = !sharded || config.zero < 2,
             .value_block = !sharded || config.zero < 3,
             .allocator = communicator.symmetric_memory(ctx)};
@@ -104,7 +104,7 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
                          .gradients = parallel.gradients(),
                          .values = parallel.own_values(),
                          .is_whole = !sharded};
-    if (config.offload == Offload::optimizer) shard.state_allocator = offload_allocator(ctx.device());
+    if (offloads_optimizer(config.offload)) shard.state_allocator = offload_allocator(ctx.device());
     if (is_16_bit(store.dtype()) && !store.has_master()) {
         const std::int64_t elements = parallel.own_elements();
         const Context state_ctx = shard.state_context(ctx);

@@ -16,8 +16,8 @@ namespace {
 constexpr std::int64_t rate_at = 0, seed_at = 2, vote_at = 4, target_count_at = 6, ranges_at = 64;
 
 Tensor view(const Tensor& block, std::int64_t word, DType dtype, const Shape& shape) {
-    return Tensor(std::make_shared<Tensor>(block), block.raw_data() + word * size_of(DType::i32),
-                  block.device(), dtype, shape, contiguous_strides(shape));
+    return Tensor(block.buffer(), block.raw_data() + word * size_of(DType::i32), block.device(), dtype, shape,
+                  contiguous_strides(shape));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/internal/offload_stream.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/optimizers/global_norm.h>
@@ -74,6 +75,8 @@ void StepRunner::plan_arena() {
     const Context& ctx = replica_.model.ctx;
     const auto counting = Arena::for_planning(ctx.device());
     const Context dry = ctx.plan(counting);
+    const bool offloads = offloads_residuals(config_.offload);
+    if (offloads) offload_ = std::make_shared<OffloadStream>(dry);
     for (const StepShape& shape : shapes_.all()) compute_step(dry, shape);
     if (validation_) {
         const Batch batch =
@@ -86,6 +89,9 @@ void StepRunner::plan_arena() {
         activation_bytes_ = std::max(activation_bytes_, replica_.parallel.bytes_to_gather_values());
     arena_ctx_ = std::make_unique<Context>(
         ctx.with_allocator(std::make_shared<Arena>(ctx.device(), activation_bytes_)));
+    if (!offloads) return;
+    residual_bytes_ = offload_->host().peak_bytes();
+    offload_ = std::make_shared<OffloadStream>(ctx, residual_bytes_);
 }
 
 /// Enqueues all device work of a step, from the current input to result_; under a planning context, allocates
@@ -112,8 +118,9 @@ StepRunner::Outcome StepRunner::compute_step(const Context& ctx, const StepShape
              .dropout = DropoutKey::from_seed_tensor(input_.seed_tensor(), first_sample),
              .hooks = gather,
              .documents = batch.documents,
-             .max_window = shape.max_window});
-        model.transformer.backward(ctx, saved, sums);
+             .max_window = shape.max_window,
+             .offload = offload_.get()});
+        model.transformer.backward(ctx, std::move(saved), sums);
         axpy(ctx, loss, 1.0, micro_batch_loss);
         if (last || ctx.is_planning() || ctx.device().is_cuda()) continue;
         report_part(

@@ -21,6 +21,8 @@
 
 namespace gradtile {
 
+class OffloadStream;
+
 class StepRunner {
   public:
     /// Allocates everything that a run holds in memory during training. The references must stay valid.
@@ -74,6 +76,8 @@ class StepRunner {
     }
     /// Bytes of the arena for everything that a step or an evaluation allocates.
     std::size_t activation_bytes() const { return activation_bytes_; }
+    /// Bytes of host memory for what blocks save for backward; 0 unless the run offloads it.
+    std::size_t residual_bytes() const { return residual_bytes_; }
 
   private:
     enum class Outcome { completed, abandoned };
@@ -103,8 +107,9 @@ class StepRunner {
     std::unique_ptr<EvaluationData> validation_;  // null without a validation split
     Tensor result_;       // [3] float64: the step's loss, votes to stop, gradient norm
     Tensor host_result_;  // host memory that result_ is copied to
-    std::size_t activation_bytes_ = 0;
+    std::size_t activation_bytes_ = 0, residual_bytes_ = 0;
     std::unique_ptr<Context> arena_ctx_;
+    std::shared_ptr<const OffloadStream> offload_;  // null unless the run offloads residuals
     StepGraph graph_;
     StepShape enqueued_shape_;
     // The first step of a shape is not captured, because libraries and tables are initialised in it. The

@@ -304,11 +304,8 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
 
     const std::size_t sharers = ctx.device().is_cpu() ? static_cast<std::size_t>(environment.local_size) : 1;
     std::size_t budget = available_memory(ctx.device()) / sharers;
-    if (const std::size_t given = memory_bytes(config_.memory_budget); given > 0) {
-        const std::size_t unplanned = unplanned_memory(ctx.device());
-        check(given > unplanned, "memory-budget: ", config_.memory_budget, "; expected more than ",
-              unplanned >> 20, " MiB, which CUDA and its libraries take");
-        budget = given - unplanned;
+    if (!config_.memory_budget.empty()) {
+        budget = bytes_to_plan(config_, ctx.device());
         choose_settings(ctx, packing, budget);
     }
     MemoryRequest request = memory_request(config_, ctx.device(), group_->size());
@@ -324,6 +321,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
                            what_would_fit(ctx, request, available_memory(ctx.device()))));
     }
     plan_.activations = runner_->activation_bytes();
+    plan_.residuals = runner_->residual_bytes();
     plan_.optimizer = optimizer().state_bytes();
     end_ = config_.steps;
     if (!config_.time_budget.empty()) {
@@ -395,8 +393,8 @@ Packing Trainer::packing_of_data(const Dataset& dataset) const {
 std::unique_ptr<SnapshotWriter> Trainer::prepare_saves(const std::filesystem::path& checkpoints,
                                                        std::uint64_t& bytes) {
     const RetentionPolicy retention{.keep_last = config_.keep_last, .keep_every = config_.keep_every};
-    const auto first_copy = config_.offload == Offload::optimizer ? SnapshotWriter::FirstCopy::host
-                                                                  : SnapshotWriter::FirstCopy::device;
+    const auto first_copy = offloads_optimizer(config_.offload) ? SnapshotWriter::FirstCopy::host
+                                                                : SnapshotWriter::FirstCopy::device;
     auto writer = std::make_unique<SnapshotWriter>(CheckpointDirectory(checkpoints, retention), model().ctx,
                                                    first_copy);
     Checkpoint like = snapshot_without_tensors();

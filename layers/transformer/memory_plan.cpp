@@ -5,6 +5,7 @@
 #include <ostream>
 #include <sstream>
 
+#include <gradtile/core/internal/offload_stream.h>
 #include <gradtile/layers/transformer/transformer.h>
 
 namespace gradtile {
@@ -37,6 +38,7 @@ struct PassBytes {
     std::size_t activations = 0;
     std::size_t gradients = 0;  ///< MemoryRequest::gradient_memory; 0 without it
     std::size_t values = 0;     ///< MemoryRequest::value_slots; 0 without it
+    std::size_t residuals = 0;  ///< MemoryPlan::residuals
 };
 
 /// Measures one rank's peak memory in forward and backward with one micro-batch. Parameters and inputs are
@@ -71,12 +73,15 @@ PassBytes pass_bytes(const Context& ctx, const MemoryRequest& request, const Pla
     const BackwardHooks hooks = request.gradient_memory
                                     ? request.gradient_memory(ctx.plan(gradient_arena), parameters)
                                     : BackwardHooks();
+    const OffloadStream offload(inside);
+    if (request.offload_residuals) training.offload = &offload;
     Transformer::Saved saved;
     const Tensor loss = model.forward(inside, tokens, targets, saved, training);
-    model.backward(inside, saved, hooks);
+    model.backward(inside, std::move(saved), hooks);
     return {.activations = arena->peak_bytes(),
             .gradients = gradient_arena->peak_bytes(),
-            .values = request.value_slots ? request.value_slots(outside, parameters) : 0};
+            .values = request.value_slots ? request.value_slots(outside, parameters) : 0,
+            .residuals = offload.host().peak_bytes()};
 }
 
 /// The largest of all ranks. The first and the last one have all kinds of calls between them.
@@ -85,6 +90,7 @@ PassBytes pass_bytes(const Context& ctx, const MemoryRequest& request) {
     if (request.ring == 1) return most;
     const PassBytes last = pass_bytes(ctx, request, PlannedRing(request.ring - 1, request.ring));
     most.activations = std::max(most.activations, last.activations);
+    most.residuals = std::max(most.residuals, last.residuals);
     return most;
 }
 
@@ -126,7 +132,8 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
                     .gradients = summed * gradient_size +
                                  (request.gradient_memory ? passes.gradients : elements * gradient_size),
                     .optimizer = part.state_bytes,
-                    .activations = passes.activations};
+                    .activations = passes.activations,
+                    .residuals = passes.residuals};
     if (request.snapshot)  // a checkpoint has float32 masters, and frozen parameters need no copy
         plan.snapshot =
             all_values + plan.optimizer + (plan.masters > 0 ? part.elements * size_of(DType::f32) : 0);
@@ -202,15 +209,16 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
         line("optimizer state", plan.optimizer);
         if (plan.snapshot > 0) line("checkpoint copy", plan.snapshot);
     };
-    const bool offloads = plan.request.offload_optimizer;
+    const bool offloads_optimizer = plan.request.offload_optimizer;
     line("parameters", plan.values);
     line("gradients", plan.gradients);
     line("activations", plan.activations);
-    if (!offloads) optimizer_lines();
+    if (!offloads_optimizer) optimizer_lines();
     line("total", plan.total());
-    if (offloads) {
+    if (offloads_optimizer || plan.request.offload_residuals) {
         out << "and in host memory, page-locked\n";
-        optimizer_lines();
+        if (offloads_optimizer) optimizer_lines();
+        if (plan.request.offload_residuals) line("residuals", plan.residuals);
         line("host memory", plan.host());
     }
     return out;

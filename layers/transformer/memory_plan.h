@@ -33,6 +33,7 @@ struct MemoryRequest {
     int ring = 1;                    ///< processes that share each sequence (Documents::ring)
     bool snapshot = false;           ///< a checkpoint is first copied within the device's memory
     bool offload_optimizer = false;  ///< masters, optimizer state and that copy are in host memory
+    bool offload_residuals = false;  ///< ForwardOptions::offload
     /// How many processes share the masters and optimizer state (ZeRO-1).
     std::int64_t optimizer_shards = 1;
     /// Returns the largest part that any process has. Undefined: equal parts, and an optimizer without state.
@@ -58,11 +59,13 @@ struct MemoryPlan {
     std::size_t optimizer = 0;
     std::size_t activations = 0;  ///< the smallest Arena for forward, backward and samples
     std::size_t snapshot = 0;     ///< copy of the state that a checkpoint stores and training changes
+    std::size_t residuals = 0;    ///< what blocks save for backward in host memory
+    std::size_t optimizer_state() const { return masters + optimizer + snapshot; }
     /// Host memory of a run that offloads; counts no other memory on the host.
-    std::size_t host() const { return request.offload_optimizer ? masters + optimizer + snapshot : 0; }
+    std::size_t host() const { return residuals + (request.offload_optimizer ? optimizer_state() : 0); }
     /// The device's memory.
     std::size_t total() const {
-        return values + masters + gradients + optimizer + activations + snapshot - host();
+        return values + gradients + activations + (request.offload_optimizer ? 0 : optimizer_state());
     }
 };
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);

@@ -7,6 +7,7 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/initialization.h>
 #include <gradtile/layers/transformer/internal/key_offset.h>
+#include <gradtile/layers/transformer/internal/residual_offload.h>
 #include <gradtile/layers/transformer/internal/stream_norm.h>
 
 namespace gradtile {
@@ -163,15 +164,18 @@ Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, c
                                      const ForwardHooks& hooks) const {
     notify_before_stage(hooks, 0, 1);
     Saved discarded;
-    Residual stream{embed(ctx, tokens, pass, saved != nullptr ? *saved : discarded)};
+    Saved& kept = saved != nullptr ? *saved : discarded;
+    Residual stream{embed(ctx, tokens, pass, kept)};
     stream.inference = !std::holds_alternative<TrainingPass>(pass);
-    if (saved != nullptr) saved->blocks.assign(blocks.size(), {});
+    kept.blocks.assign(blocks.size(), {});
+    ResidualOffload offload(kept.offload, blocks, kept.blocks);
     StreamHistory history(config, stream.x);
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         notify_before_stage(hooks, i + 1, i + 2);
-        TransformerBlock::Saved unused;
-        stream = blocks[i].forward(ctx, stream, pass, saved != nullptr ? saved->blocks[i] : unused, history);
+        stream = blocks[i].forward(ctx, stream, pass, kept.blocks[i], history);
         history.add_output(ctx, stream);
+        offload.after_forward(ctx, i, history);
+        if (saved == nullptr) kept.blocks[i] = {};
     }
     notify_before_stage(hooks, last_stage(), {});
     return stream;
@@ -180,6 +184,7 @@ Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, c
 Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
                             const ForwardOptions& options) const {
     check_tokens(tokens);
+    saved.offload = options.offload;
     saved.wte = {.tokens = tokens};
     wte.start_token_sort(ctx, saved.wte);
     const PreviousTokens previous = previous_tokens(ctx, config, options.documents);
@@ -193,7 +198,7 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
     return head.forward(ctx, x.value(ctx), targets, saved.head, options.gradient_scale, options.target_count);
 }
 
-void Transformer::backward(const Context& ctx, const Saved& saved, const BackwardHooks& hooks) const {
+void Transformer::backward(const Context& ctx, Saved saved, const BackwardHooks& hooks) const {
     check(saved.blocks.size() == blocks.size(),
           "transformer: backward requires the saved values of a forward pass");
     Tensor dx = head.backward(ctx, saved.head);
@@ -201,10 +206,13 @@ void Transformer::backward(const Context& ctx, const Saved& saved, const Backwar
     notify_before_stage(hooks, last_stage(), last_stage() - 1);
     SummedGradient stream = norm_f.backward(ctx, dx, saved.norm_f, hooks);
     StreamGradients gradients;
+    const ResidualOffload offload(saved.offload, blocks, saved.blocks);
     for (std::size_t i = blocks.size(); i-- > 0;) {
+        offload.before_backward(ctx, i);
         gradients.add_to_output(ctx, i, stream);
         notify_before_stage(hooks, i + 1, i > 0 || norm_e ? std::optional(i) : std::nullopt);
         stream = blocks[i].backward(ctx, stream, saved.blocks[i], hooks, gradients);
+        saved.blocks[i] = {};
     }
     gradients.add_to_x0(ctx, stream);
     dx = dropout.backward(ctx, stream.dy, saved.dropout);

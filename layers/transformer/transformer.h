@@ -11,6 +11,8 @@
 
 namespace gradtile {
 
+class OffloadStream;
+
 /// Options for a forward pass in training.
 struct ForwardOptions {
     double gradient_scale = 1.0;  ///< backward computes the gradient of gradient_scale * loss
@@ -21,6 +23,8 @@ struct ForwardOptions {
     ForwardHooks hooks = {};
     Documents documents = {};     ///< see TrainingPass
     std::int64_t max_window = 0;  ///< see TrainingPass
+    /// Not null: what all blocks but two save for backward is in host memory until backward needs it.
+    const OffloadStream* offload = nullptr;
 };
 
 /// Token embedding (+ learned positions), an optional norm, dropout, `layers` blocks, a last norm, the
@@ -43,6 +47,7 @@ struct Transformer {
         std::vector<TransformerBlock::Saved> blocks;
         NormLayer::Saved norm_f;
         CrossEntropyHead::Saved head;
+        const OffloadStream* offload = nullptr;  ///< ForwardOptions::offload
     };
     ModelConfig config;
     AdapterOptions adapters;
@@ -72,8 +77,8 @@ struct Transformer {
     Tensor forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
                    const ForwardOptions& options = {}) const;
     /// Adds to every parameter's gradient. Calls hooks.gradient_complete once per parameter, as soon as its
-    /// gradient is complete.
-    void backward(const Context& ctx, const Saved& saved, const BackwardHooks& hooks = {}) const;
+    /// gradient is complete. Releases a block's saved values after the block; std::move(saved) frees them.
+    void backward(const Context& ctx, Saved saved, const BackwardHooks& hooks = {}) const;
 
     /// Returns float64 [2]: the loss sum and the number of targets that are not ignored. Saves no values,
     /// changes no gradients, and uses no dropout.

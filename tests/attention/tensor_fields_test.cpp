@@ -100,7 +100,7 @@ PlacedTensor place_like(const Context& ctx, const Tensor& x, OddLayout layout) {
                 strides[axis] = -strides[axis];
             }
             placed.view =
-                Tensor(std::make_shared<Tensor>(placed.memory),
+                Tensor(placed.memory.buffer(),
                        placed.memory.raw_data() + first * static_cast<std::int64_t>(size_of(x.dtype())),
                        x.device(), x.dtype(), shape, strides);
             return placed;

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <gradtile/core/internal/offload_stream.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
 
@@ -92,23 +93,27 @@ std::vector<Case> family_cases() {
 INSTANTIATE_TEST_SUITE_P(Families, MemoryPlanOf, ::testing::ValuesIn(family_cases()),
                          [](const auto& info) { return info.param.name; });
 
-/// Runs one training step with activations in `arena`. Returns the flat gradients.
+/// Runs one training step of two micro-steps with activations in `arena` and, if it is not null, residuals
+/// in `offload`'s memory. Returns the flat gradients.
 std::vector<double> train_step(const Context& ctx, const std::shared_ptr<Arena>& arena,
-                               const MemoryRequest& request) {
+                               const MemoryRequest& request, const OffloadStream* offload = nullptr) {
     ParameterStore parameters, frozen;
     const Transformer model(request.model, parameters, frozen, request.training, request.adapters);
     parameters.allocate(ctx, request.dtype);
     parameters.initialize(ctx, Seed{1});
     frozen.allocate(ctx, request.dtype, {.gradients = false});
     frozen.initialize(ctx, Seed{1});
-    const Tensor tokens = zeros(ctx, {request.micro_batch, request.model.context}, DType::i32);
-    const Tensor targets = zeros(ctx, tokens.shape(), DType::i32);
+    const Shape batch{request.micro_batch, request.model.context};
+    std::vector<std::int32_t> ids;
+    for (std::int32_t i = 0; i < batch.elements(); ++i) ids.push_back(i * i % 47);
+    const Tensor tokens = from_host(ctx, ids, batch), targets = tokens;
     const Context inside = arena ? ctx.with_allocator(arena) : ctx;
-    {
+    for (const std::int64_t first_sample : {std::int64_t{0}, request.micro_batch}) {
         Transformer::Saved saved;
         const Tensor loss =
-            model.forward(inside, tokens, targets, saved, {.dropout = DropoutKey::from_step(1, 1, 0)});
-        model.backward(inside, saved);
+            model.forward(inside, tokens, targets, saved,
+                          {.dropout = DropoutKey::from_step(1, 1, first_sample), .offload = offload});
+        model.backward(inside, std::move(saved));
     }
     return to_host(ctx, parameters.gradients());
 }
@@ -126,6 +131,90 @@ TEST_P(MemoryPlanOf, PlannedActivationsAreTheExactMemoryThatAStepNeeds) {
 
     const auto too_small = std::make_shared<Arena>(ctx.device(), plan.activations - 256);
     EXPECT_THROW(train_step(ctx, too_small, request), Error);
+}
+
+/// More blocks than stay on the device. The arena has the planned size, so memory that residuals have left is
+/// used again, and a value that did not return would be overwritten.
+MemoryRequest offloading(const Case& with, std::int64_t layers) {
+    MemoryRequest request = request_for(with.model, with.dtype, 3);
+    request.model.layers = layers;
+    request.offload_residuals = true;
+    return request;
+}
+
+TEST_P(MemoryPlanOf, OffloadedResidualsGiveTheSameBitsInThePlannedMemory) {
+    const Context ctx(Device::cpu(), 2);
+    const MemoryRequest request = offloading(GetParam(), 6);
+    const MemoryPlan plan = plan_memory(ctx, request);
+    EXPECT_GT(plan.residuals, 0u);
+    EXPECT_EQ(plan.host(), plan.residuals);
+    const auto arena = std::make_shared<Arena>(ctx.device(), plan.activations);
+    const OffloadStream offload(ctx, plan.residuals);
+    EXPECT_EQ(train_step(ctx, arena, request, &offload), train_step(ctx, nullptr, request));
+    for (const auto& [used, planned] :
+         {std::pair<const Arena&, std::size_t>{*arena, plan.activations}, {offload.host(), plan.residuals}}) {
+        EXPECT_EQ(used.peak_bytes(), planned);
+        EXPECT_EQ(used.bytes_in_use(), 0u);
+    }
+}
+
+/// A dry run of forward, and of backward with `hooks`. Returns the bytes on the device between them.
+std::size_t saved_bytes(const MemoryRequest& request, OffloadStream& offload, const Context& inside,
+                        const Arena& arena, const BackwardHooks& hooks = {}) {
+    const Context outside = inside.plan(Arena::for_planning(Device::cpu()));
+    ParameterStore parameters, frozen;
+    const Transformer model(request.model, parameters, frozen, request.training, request.adapters);
+    parameters.allocate(outside, request.dtype);
+    frozen.allocate(outside, request.dtype, {.gradients = false});
+    const Tensor tokens = empty(outside, {request.micro_batch, request.model.context}, DType::i32);
+    Transformer::Saved saved;
+    model.forward(inside, tokens, tokens, saved,
+                  {.dropout = DropoutKey::from_step(1, 1, 0), .offload = &offload});
+    const std::size_t bytes = arena.bytes_in_use();
+    model.backward(inside, std::move(saved), hooks);
+    return bytes;
+}
+
+/// Fails when a layer saves a tensor that does not leave. Only streams that later blocks read stay: with
+/// skips the outputs of half of the blocks.
+TEST_P(MemoryPlanOf, OffloadedResidualsOfMoreLayersNeedNoMoreMemory) {
+    const auto bytes_of = [](const MemoryRequest& request) {
+        const auto arena = Arena::for_planning(Device::cpu());
+        const Context inside = Context(Device::cpu(), 1).plan(arena);
+        OffloadStream offload(inside);
+        return saved_bytes(request, offload, inside, *arena);
+    };
+    const MemoryRequest six = offloading(GetParam(), 6), ten = offloading(GetParam(), 10);
+    const std::size_t stream = 3 * 40 * 32 * size_of(six.dtype);
+    EXPECT_EQ(bytes_of(ten), bytes_of(six) + (six.model.unet_skips ? 2 * stream : 0));
+}
+
+TEST_P(MemoryPlanOf, OffloadedResidualsReturnBeforeTheirBlocksBackwardPass) {
+    const auto arena = Arena::for_planning(Device::cpu());
+    const Context inside = Context(Device::cpu(), 1).plan(arena);
+    OffloadStream offload(inside);
+    std::vector<std::size_t> first, last;  // bytes on the host in these blocks' backward passes
+    const auto record_bytes = [&](const Parameter& parameter) {
+        const std::size_t bytes = offload.host().bytes_in_use();
+        if (parameter.name().starts_with("h.0.")) first.push_back(bytes);
+        if (parameter.name().starts_with("h.5.")) last.push_back(bytes);
+    };
+    saved_bytes(offloading(GetParam(), 6), offload, inside, *arena, {.gradient_complete = record_bytes});
+    EXPECT_GT(offload.host().peak_bytes(), 0u);
+    EXPECT_THAT(first, ::testing::AllOf(::testing::Not(::testing::IsEmpty()), ::testing::Each(0u)));
+    EXPECT_THAT(last, ::testing::AllOf(::testing::Not(::testing::IsEmpty()),
+                                       ::testing::Each(offload.host().peak_bytes())));
+}
+
+TEST(MemoryPlan, OffloadsNoResidualsOfTwoBlocks) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryRequest request = request_for(gpt2_style(Recompute::none));
+    request.model.layers = 2;
+    const MemoryPlan kept = plan_memory(ctx, request);
+    request.offload_residuals = true;
+    const MemoryPlan plan = plan_memory(ctx, request);
+    EXPECT_EQ(plan.residuals, 0u);
+    EXPECT_EQ(plan.activations, kept.activations);
 }
 
 TEST_P(MemoryPlanOf, EvaluationAndSamplingFitInTheTrainingArena) {
@@ -331,6 +420,25 @@ TEST(MemoryPlan, CountsAnOffloadedOptimizerAsHostMemory) {
     std::ostringstream out;
     out << offloaded;
     EXPECT_THAT(out.str(), ::testing::ContainsRegex("total(.|\n)*masters(.|\n)*host memory"));
+}
+
+TEST(MemoryPlan, CountsOffloadedResidualsAsHostMemory) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16, 4);
+    request.model.layers = 12;
+    const MemoryPlan kept = plan_memory(ctx, request);
+    request.offload_residuals = true;
+    const MemoryPlan plan = plan_memory(ctx, request);
+    // A block saves 16 times its input, and statistics, see EachLevelOfRecomputationTakesLessMemory.
+    const std::size_t block = 16 * 4 * 40 * 32 * size_of(DType::bf16);
+    EXPECT_GE(plan.residuals, 10 * block);
+    EXPECT_LE(plan.residuals, 11 * block);
+    EXPECT_LE(plan.activations, kept.activations - 9 * block);
+    EXPECT_EQ(kept.total() - plan.total(), kept.activations - plan.activations);
+    std::ostringstream out;
+    out << plan;
+    EXPECT_THAT(out.str(), ::testing::ContainsRegex("optimizer state(.|\n)*total(.|\n)*residuals +" +
+                                                    std::to_string(plan.residuals)));
 }
 
 TEST(MemoryPlan, PrintsOneLineForEachPurpose) {

@@ -257,13 +257,12 @@ TEST_F(CudaTrainer, RecomputingGivesTheSameBits) {
         }
 }
 
-/// run_settings has every optimizer and every format of masters and moments. The masters that a run keeps
-/// are compared through the weights and the checkpoints, because their format and place differ.
-TEST_P(CudaTrainerSettings, AnOffloadedOptimizerGivesTheSameBits) {
+/// run_settings has every optimizer, every format of masters and moments, and every kind of document. The
+/// masters that a run keeps are compared through the weights and the checkpoints, because their format and
+/// place differ.
+TEST_P(CudaTrainerSettings, OffloadingGivesTheSameBits) {
     GetParam().change(run.config);
-    TrainConfig offloaded = run.config;
-    offloaded.offload = Offload::optimizer;
-    offloaded.out = (run.directory / "offloaded").string();
+    run.config.model.layers = 4;  // the residuals of two of them leave
     const auto trained = [&](const Trainer& trainer) {
         std::vector<std::vector<double>> state{
             to_host(trainer.model().ctx, trainer.model().parameters.values())};
@@ -273,46 +272,93 @@ TEST_P(CudaTrainerSettings, AnOffloadedOptimizerGivesTheSameBits) {
     };
     Trainer kept(run.config, run.on_message);
     kept.run();
-    {
-        Trainer first(offloaded, run.on_message);
-        EXPECT_EQ(kept.memory_plan().total() - first.memory_plan().total(), first.memory_plan().host());
-        first.run(/*stop_after=*/4);
-        EXPECT_TRUE(first.replays_graph());
+    for (const Offload offload : {Offload::optimizer, Offload::residuals, Offload::both}) {
+        SCOPED_TRACE(name_of(offload));
+        TrainConfig offloaded = run.config;
+        offloaded.offload = offload;
+        offloaded.out = (run.directory / std::string(name_of(offload))).string();
+        {
+            Trainer first(offloaded, run.on_message);
+            EXPECT_GT(first.memory_plan().host(), 0u);
+            if (offload == Offload::optimizer) {
+                EXPECT_EQ(kept.memory_plan().total() - first.memory_plan().total(),
+                          first.memory_plan().host());
+            }
+            first.run(/*stop_after=*/4);
+            EXPECT_TRUE(first.replays_graph());
+        }
+        {  // continues on the device, and then offloaded again
+            const JsonValue on_device = JsonValue::object({{"offload", "none"}});
+            Trainer(offloaded.out, ResumeOptions{.changes = on_device}, run.on_message).run(/*stop_after=*/7);
+        }
+        const JsonValue again = JsonValue::object({{"offload", std::string(name_of(offload))}});
+        Trainer last(offloaded.out, ResumeOptions{.changes = again}, run.on_message);
+        last.run();
+        EXPECT_EQ(trained(last), trained(kept));
+        const Checkpoint a = load_checkpoint(offloaded.out), b = load_checkpoint(run.config.out);
+        ASSERT_EQ(a.master.size(), b.master.size());
+        for (const auto& [name, master] : a.master)
+            EXPECT_EQ(to_host(cpu, master), to_host(cpu, b.master.at(name))) << name;
+        EXPECT_EQ(TinyRun::losses(offloaded.out), TinyRun::losses(run.config.out));
     }
-    {  // continues on the device, and then offloaded again
-        const JsonValue on_device = JsonValue::object({{"offload", "none"}});
-        Trainer(offloaded.out, ResumeOptions{.changes = on_device}, run.on_message).run(/*stop_after=*/7);
-    }
-    Trainer last(offloaded.out, ResumeOptions{.changes = JsonValue::object({{"offload", "optimizer"}})},
-                 run.on_message);
-    last.run();
-    EXPECT_EQ(trained(last), trained(kept));
-    const Checkpoint a = load_checkpoint(offloaded.out), b = load_checkpoint(run.config.out);
-    ASSERT_EQ(a.master.size(), b.master.size());
-    for (const auto& [name, master] : a.master)
-        EXPECT_EQ(to_host(cpu, master), to_host(cpu, b.master.at(name))) << name;
-    EXPECT_EQ(TinyRun::losses(offloaded.out), TinyRun::losses(run.config.out));
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
-/// Matrices of 4 MB, so that the runtime, which allocates in pieces of 2 MiB, cannot hide the difference.
-TEST_F(CudaTrainer, AnOffloadedOptimizerLeavesThePlannedBytesOfTheDevice) {
-    run.config.model.width = 512;
-    run.config.model.heads = 8;
+/// A narrow model with long rows, whose residuals take longer to cross the bus than its blocks to compute: a
+/// use of memory before a copy has read or written it would change the results.
+TEST_F(CudaTrainer, OffloadedResidualsReturnInTimeOverASlowBus) {
+    run.config.model = {.layers = 6, .heads = 2, .width = 64, .context = 512};
+    run.config.batch = 64;
+    run.config.micro_batch = 32;
+    run.config.steps = 5;
+    run.config.eval_every = 2;
+    run.config.out = "";
+    for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16})
+        for (const Recompute level : {Recompute::none, Recompute::activations, Recompute::block})
+            for (const bool graph : {true, false}) {
+                run.config.dtype = dtype;
+                run.config.training.recompute = level;
+                run.config.cuda_graph = graph;
+                run.config.offload = Offload::none;
+                Trainer kept(run.config, run.on_message);
+                kept.run();
+                run.config.offload = Offload::residuals;
+                Trainer offloaded(run.config, run.on_message);
+                offloaded.run();
+                EXPECT_EQ(offloaded.replays_graph(), graph);
+                EXPECT_EQ(state_of(offloaded), state_of(kept))
+                    << name_of(dtype) << ", recompute " << name_of(level) << ", graph " << graph;
+            }
+    EXPECT_TRUE(run.messages.empty()) << run.messages.front();
+}
+
+/// Matrices of 4 MB and residuals of 8 MB a block, so that the runtime, which allocates in pieces of 2 MiB,
+/// cannot hide the difference.
+TEST_F(CudaTrainer, OffloadingLeavesThePlannedBytesOfTheDevice) {
+    run.config.model = {.layers = 6, .heads = 8, .width = 512, .context = 128};
     run.config.dtype = TrainDType::bf16;
     run.config.out = "";
-    const auto used_bytes = [&](Offload offload) {
+    struct Bytes {
+        std::int64_t used, planned;
+    };
+    const auto bytes_with = [&](Offload offload) {
         run.config.offload = offload;
         const std::size_t before = cuda::device_memory(Device::cuda()).free_bytes;
         const Trainer trainer(run.config, run.on_message);
-        return static_cast<std::int64_t>(before - cuda::device_memory(Device::cuda()).free_bytes) +
-               static_cast<std::int64_t>(trainer.memory_plan().host());
+        return Bytes{static_cast<std::int64_t>(before - cuda::device_memory(Device::cuda()).free_bytes),
+                     static_cast<std::int64_t>(trainer.memory_plan().total())};
     };
-    for (const Offload offload : {Offload::none, Offload::optimizer}) used_bytes(offload);  // loads kernels
-    const std::int64_t kept = used_bytes(Offload::none), offloaded = used_bytes(Offload::optimizer);
-    // Three blocks, the masters and two moments, are each rounded to the runtime's pieces.
-    constexpr std::int64_t piece = std::int64_t{2} << 20;
-    EXPECT_NEAR(static_cast<double>(kept), static_cast<double>(offloaded), 3.0 * piece);
+    for (const auto& [offload, name] : EnumNames<Offload>::names) bytes_with(offload);  // loads kernels
+    const Bytes kept = bytes_with(Offload::none);
+    for (const Offload offload : {Offload::optimizer, Offload::residuals, Offload::both}) {
+        const Bytes offloaded = bytes_with(offload);
+        EXPECT_LT(offloaded.planned, kept.planned) << name_of(offload);
+        // Four blocks, the arena, the masters and two moments, are each rounded to the runtime's pieces.
+        constexpr std::int64_t piece = std::int64_t{2} << 20;
+        EXPECT_NEAR(static_cast<double>(kept.used - offloaded.used),
+                    static_cast<double>(kept.planned - offloaded.planned), 4.0 * piece)
+            << name_of(offload);
+    }
 }
 
 /// The first step differs only by rounding: some thousand roundings between input and loss. In later steps

@@ -109,6 +109,28 @@ TEST(MemoryChoice, OffloadsOnAGpuWhereAStepHasEnoughTokens) {
                 testing::MatchesRegex("offload optimizer \\(saves [0-9]+ [KM]iB, .*\\)"));
 }
 
+/// Wide blocks compute for longer than their inputs take to cross the bus, so with recomputed blocks
+/// offloading costs nothing. A narrow model would wait for the bus.
+TEST(MemoryChoice, OffloadsResidualsWhereBlocksComputeForLongerThanTheBusTakes) {
+    if (!GRADTILE_HAVE_CUDA)
+        GTEST_SKIP() << "this build has no CUDA operators, whose memory would be planned";
+    const Context gpu = one_thread().plan(Arena::for_planning(Device::cuda()));
+    const auto chosen = [&](std::int64_t width) {
+        TrainConfig config = small_model();
+        config.model = {.layers = 16, .heads = 16, .width = width, .context = 1024, .vocabulary = 100};
+        config.batch = config.micro_batch = 8;
+        config.training.recompute = Recompute::block;
+        config.given = {"micro-batch", "masters", "moment-dtype", "recompute"};
+        const std::size_t need = plan_memory(gpu, memory_request(config, Device::cuda())).total();
+        return choose_within(gpu, config, 1, false, need - 1);
+    };
+    const MemoryChoice wide = chosen(4096);
+    EXPECT_EQ(wide.config.offload, Offload::residuals);
+    EXPECT_THAT(wide.description,
+                testing::MatchesRegex("offload residuals \\(saves [0-9]+ MiB, costs no time\\)"));
+    EXPECT_EQ(chosen(64).config.offload, Offload::optimizer);
+}
+
 /// The chosen settings are those of the run: the arena has the planned size and throws beyond it.
 TEST(MemoryChoice, IsTrainedReportedAndKeptOnAResume) {
     TinyRun run;

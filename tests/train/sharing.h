@@ -17,8 +17,7 @@ inline Tensor numbers(const Context& ctx, const Shape& shape, DType dtype = DTyp
 }
 /// x's memory as another dtype of the same size.
 inline Tensor as_i32(const Tensor& x, const Shape& shape) {
-    return Tensor(std::make_shared<Tensor>(x), x.raw_data(), x.device(), DType::i32, shape,
-                  contiguous_strides(shape));
+    return Tensor(x.buffer(), x.raw_data(), x.device(), DType::i32, shape, contiguous_strides(shape));
 }
 template <class Call>
 void expect_refused(Call&& call) {

@@ -356,6 +356,13 @@ TEST(TrainConfig, SettingsThatNeedAGpuAreNamed) {
          "offload: \"optimizer\" on cpu; expected none, because its memory is the host's"},
     };
     ASSERT_EQ(std::size(examples), refused_on_cpu().size());
+    for (const Offload offload : {Offload::residuals, Offload::both}) {
+        TrainConfig config;
+        config.offload = offload;
+        EXPECT_EQ(message_of([&] { check_device(config, Device::cpu()); }),
+                  concat("offload: \"", name_of(offload),
+                         "\" on cpu; expected none, because its memory is the host's"));
+    }
     for (std::size_t i = 0; i < std::size(examples); ++i) {
         TrainConfig config;
         EXPECT_NO_THROW(check_device(config, Device::cpu()));

@@ -6,6 +6,7 @@
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/tools/command_line/usage_error.h>
+#include <gradtile/train/config/refused_combinations.h>
 
 namespace gradtile::cli {
 namespace {
@@ -31,7 +32,10 @@ Step step_of(const std::string& given_preset, const JsonValue& settings) {
     if (gpu) config.dtype = TrainDType::bf16;
     apply(config);
     if (config.model.vocabulary == 0) config.model.vocabulary = characters;
-    rethrow_as_usage_error([&] { validate(config); });
+    rethrow_as_usage_error([&] {
+        validate(config);
+        check_device(config, resolve_device(config.device));
+    });
     return {name, config};
 }
 

@@ -6,6 +6,7 @@
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/internal/offload_stream.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/memory_plan.h>
@@ -16,9 +17,10 @@
 #include <gradtile/tools/command_line/table.h>
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/plan/device_peak.h>
-#include <gradtile/train/configured_optimizer.h>
+#include <gradtile/train/memory_choice.h>
 #include <gradtile/train/memory_request.h>
 #include <gradtile/train/optimizers/global_norm.h>
+#include <gradtile/train/replica.h>
 
 namespace gradtile::cli {
 namespace {
@@ -29,11 +31,21 @@ struct Flags {
     bool memory = false, breakdown = false, cpu_time = false;
 };
 
-MemoryRequest request_of(const Step& step) {
-    TrainConfig config = step.config;
-    config.out.clear();  // without checkpoints, whose copy would need memory
-    return memory_request(config, Device::cpu());
-}
+/// A step with the settings that its memory budget chooses.
+struct FittedStep : Step {
+    FittedStep(const Context& ctx, const Step& given) : Step(given), budget(available_memory(ctx.device())) {
+        config.out.clear();  // without checkpoints, whose copy would need memory
+        if (config.memory_budget.empty()) return;
+        budget = bytes_to_plan(config, ctx.device());
+        MemoryChoice choice = choose_within(ctx, config, /*ranks=*/1, /*row_ranges=*/false, budget);
+        config = std::move(choice.config);
+        chosen = std::move(choice.description);
+    }
+    MemoryRequest request() const { return memory_request(config, Device::cpu()); }
+
+    std::size_t budget;  ///< bytes that the step's plan may fill
+    std::string chosen;  ///< MemoryChoice::description
+};
 
 double mebibytes(std::size_t bytes) {
     return static_cast<double>(bytes) / (1 << 20);
@@ -49,53 +61,63 @@ Tensor generated_tokens(const Context& ctx, const Shape& shape, std::int64_t voc
     return from_host(ctx, tokens, shape);
 }
 
-/// A model with its optimizer and data, without the Trainer.
+/// A replica with its data, without the Trainer.
 class Training {
   public:
-    Training(const Context& ctx, const Step& step)
-        : model(step.config.model, parameters, step.config.training), config_(step.config) {
-        parameters.allocate(ctx, step.dtype());
-        parameters.initialize(ctx, Seed{1});
-        optimizer = make_optimizer(ctx, parameters, config_);
-        tokens = generated_tokens(ctx, {config_.micro_batch_size(), config_.model.context},
-                                  config_.model.vocabulary);
-        rate_ = from_host(ctx, std::vector<double>{1e-4}, {1}, DType::f64);
-        seed_tensor_ = zeros(ctx, {2}, DType::i32);
+    Training(const Context& ctx, const TrainConfig& config)
+        : config_(config),
+          communicator_(make_communicator(ctx, alone_)),
+          replica_(ctx, config_, std::nullopt, *communicator_),
+          tokens_(generated_tokens(ctx, {config.micro_batch_size(), config.model.context},
+                                   config.model.vocabulary)),
+          rate_(from_host(ctx, std::vector<double>{1e-4}, {1}, DType::f64)),
+          seed_tensor_(zeros(ctx, {2}, DType::i32)) {
+        replica_.initialize(Seed{1});
+        if (!offloads_residuals(config.offload)) return;
+        const Context dry = ctx.plan(Arena::for_planning(ctx.device()));
+        offload_ = std::make_unique<OffloadStream>(dry);
+        enqueue(dry);
+        offload_ = std::make_unique<OffloadStream>(ctx, offload_->host().peak_bytes());
     }
 
     /// Enqueues one step. The targets are the tokens themselves, because the loss does not matter here.
-    void enqueue(const Context& ctx) const {
-        const Tensor& targets = tokens;
+    void enqueue(const Context& ctx) {
+        const Transformer& model = replica_.model.transformer;
         const std::int64_t micro_steps = config_.accumulation_steps();
         Tensor loss;
-        parameters.reset_gradients();
         for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+            const BackwardHooks hooks = replica_.parallel.start_micro_step(ctx, micro_step, micro_steps);
             const ForwardOptions options{
                 .gradient_scale = 1.0 / static_cast<double>(micro_steps),
-                .dropout = DropoutKey::from_seed_tensor(seed_tensor_, micro_step * tokens.size(0))};
+                .dropout = DropoutKey::from_seed_tensor(seed_tensor_, micro_step * tokens_.size(0)),
+                .offload = offload_.get()};
             Transformer::Saved saved;
             loss = {};  // releases the last tensor, so that the arena is empty, as at every micro-step's
                         // start in training
-            loss = model.forward(ctx, tokens, targets, saved, options);
-            model.backward(ctx, saved);
+            loss = model.forward(ctx, tokens_, tokens_, saved, options);
+            model.backward(ctx, std::move(saved), hooks);
         }
         const Clip clip =
-            clip_global_norm(ctx, parameters.gradients(), {.max_norm = config_.clip, .loss = loss});
-        optimizer->step(ctx, rate_, {.gradient_scale = clip.scale});
+            clip_global_norm(ctx, replica_.parallel.gradients(), {.max_norm = config_.clip, .loss = loss});
+        replica_.optimizer->step(ctx, rate_, {.gradient_scale = clip.scale});
     }
 
-    ParameterStore parameters;
-    const Transformer model;
-    std::unique_ptr<Optimizer> optimizer;
-    Tensor tokens;
+    std::vector<Part> parts(const Context& ctx) {
+        const LanguageModel& model = replica_.model;
+        return parts_of_step(ctx, model.transformer, model.parameters, *replica_.optimizer, tokens_);
+    }
 
   private:
     TrainConfig config_;
-    Tensor rate_, seed_tensor_;
+    ProcessGroup alone_;
+    std::unique_ptr<Communicator> communicator_;
+    Replica replica_;
+    Tensor tokens_, rate_, seed_tensor_;
+    std::unique_ptr<OffloadStream> offload_;  // null unless the step offloads residuals
 };
 
 /// Captures a step into `graph`. Returns "graph of 210 nodes (12 ms, 4 MiB)".
-std::string capture(const Context& ctx, const Training& training, StepGraph& graph) {
+std::string capture(const Context& ctx, Training& training, StepGraph& graph) {
     training.enqueue(ctx);
     cuda::synchronize(ctx.device(), ctx.stream());
     const std::size_t before = cuda::device_memory(ctx.device()).free_bytes;
@@ -106,14 +128,10 @@ std::string capture(const Context& ctx, const Training& training, StepGraph& gra
                   (before - std::min(before, after)) >> 20, " MiB)");
 }
 
-void print_breakdown(const Context& ctx, const Training& training, const Flags& flags,
-                     const Sampling& sampling, double step_ms) {
-    const auto parts_in = [&](const Context& where) {
-        return parts_of_step(where, training.model, training.parameters, *training.optimizer,
-                             training.tokens);
-    };
+void print_breakdown(const Context& ctx, Training& training, const Flags& flags, const Sampling& sampling,
+                     double step_ms) {
     const Context arena_ctx = with_arena_for(ctx, "bench train --breakdown", [&](const Context& dry) {
-        for (const Part& part : parts_in(dry)) part.work();
+        for (const Part& part : training.parts(dry)) part.work();
     });
     Table table({{"operator", "operator", Column::Kind::text, 32},
                  {"count", "count", Column::Kind::number, 6},
@@ -123,7 +141,7 @@ void print_breakdown(const Context& ctx, const Training& training, const Flags& 
                  {"tflops", "TFLOP/s"}},
                 flags.step.json());
     double sum = 0;
-    for (const Part& part : parts_in(arena_ctx)) {
+    for (const Part& part : training.parts(arena_ctx)) {
         const double ms = median_milliseconds(arena_ctx, sampling, part.work);
         const double in_step = ms * static_cast<double>(part.count);
         sum += in_step;
@@ -134,11 +152,10 @@ void print_breakdown(const Context& ctx, const Training& training, const Flags& 
 }
 
 Table table_of_steps(const Flags& flags, const Step& first) {
-    std::vector<Column> columns{{"preset", "preset", Column::Kind::text, 20},
-                                {"batch", "batch", Column::Kind::number, 6},
-                                {"micro_batch", "micro", Column::Kind::number, 6},
-                                {"dtype", "dtype", Column::Kind::text, 5},
-                                {"recompute", "recompute", Column::Kind::text, 11}};
+    std::vector<Column> columns{
+        {"preset", "preset", Column::Kind::text, 20},       {"batch", "batch", Column::Kind::number, 6},
+        {"micro_batch", "micro", Column::Kind::number, 6},  {"dtype", "dtype", Column::Kind::text, 5},
+        {"recompute", "recompute", Column::Kind::text, 11}, {"offload", "offload", Column::Kind::text, 9}};
     if (flags.step.json()) columns.push_back({"shape", "shape", Column::Kind::text});
     if (!flags.memory) {
         columns.push_back({"ms_per_step", "ms/step"});
@@ -149,6 +166,7 @@ Table table_of_steps(const Flags& flags, const Step& first) {
     }
     columns.push_back({"activations_mib", "activations MiB", Column::Kind::number, 15});
     columns.push_back({"total_mib", "in all MiB", Column::Kind::number, 10});
+    columns.push_back({"host_mib", "host MiB", Column::Kind::number, 8});
     if (!flags.memory) columns.push_back({"how", "how", Column::Kind::text, 1});
     return {std::move(columns), flags.step.json(), concat(first.preset, ": ", shape_of(first.config.model))};
 }
@@ -156,18 +174,21 @@ Table table_of_steps(const Flags& flags, const Step& first) {
 /// The cells that identify a row's step. In a text table, the model's shape is in the title instead.
 std::vector<Cell> name_cells(const Step& step, bool json) {
     const TrainConfig& config = step.config;
-    std::vector<Cell> cells{
-        step.preset, static_cast<double>(config.batch), static_cast<double>(config.micro_batch_size()),
-        std::string(name_of(config.dtype)), std::string(name_of(config.training.recompute))};
+    std::vector<Cell> cells{step.preset,
+                            static_cast<double>(config.batch),
+                            static_cast<double>(config.micro_batch_size()),
+                            std::string(name_of(config.dtype)),
+                            std::string(name_of(config.training.recompute)),
+                            std::string(name_of(config.offload))};
     if (json) cells.emplace_back(shape_of(config.model));
     return cells;
 }
 
-void measure(const Context& ctx, const Step& step, const Flags& flags, const Sampling& sampling,
+void measure(const Context& ctx, const FittedStep& step, const Flags& flags, const Sampling& sampling,
              double ceiling, Table& table) {
     const TrainConfig& config = step.config;
-    const MemoryPlan plan = plan_within(ctx, request_of(step), available_memory(ctx.device()));
-    const Training training(ctx, step);
+    const MemoryPlan plan = plan_within(ctx, step.request(), step.budget);
+    Training training(ctx, config);
     const Context arena_ctx =
         with_arena_for(ctx, "bench train", [&](const Context& dry) { training.enqueue(dry); });
 
@@ -175,6 +196,7 @@ void measure(const Context& ctx, const Step& step, const Flags& flags, const Sam
     std::string how = concat("threads ", ctx.threads().size());
     if (ctx.device().is_cuda())
         how = config.cuda_graph ? capture(arena_ctx, training, graph) : std::string("kernel by kernel");
+    if (!step.chosen.empty()) how += concat("; chosen are ", step.chosen);
     // Wall time, because in training the host waits for every step.
     const Clock clock = sampling.clock == Clock::device ? Clock::wall : sampling.clock;
     const double ms =
@@ -190,7 +212,8 @@ void measure(const Context& ctx, const Step& step, const Flags& flags, const Sam
     const double peak = peak_flops(ctx.device(), step.dtype(), config.tf32);
     std::vector<Cell> row = name_cells(step, flags.step.json());
     row.insert(row.end(), {ms, tokens_per_s, 1e-12 * flops_per_s, peak > 0 ? flops_per_s / peak : no_value,
-                           flops_per_s / ceiling, mebibytes(plan.activations), mebibytes(plan.total()), how});
+                           flops_per_s / ceiling, mebibytes(plan.activations), mebibytes(plan.total()),
+                           mebibytes(plan.host()), how});
     table.add(row);
     if (flags.breakdown) print_breakdown(ctx, training, flags, sampling, ms);
 }
@@ -206,15 +229,17 @@ int bench_train(const Flags& flags) {
     if (flags.cpu_time) sampling.clock = Clock::calling_thread;
     Table table = table_of_steps(flags, steps.front());
     std::map<DType, double> ceilings;  // measured once per dtype
-    for (const Step& step : steps) {
+    for (const Step& given : steps) {
+        const FittedStep step(ctx, given);
         const auto [ceiling, is_new] = ceilings.try_emplace(step.dtype());
         if (is_new && !flags.memory)
             ceiling->second = measure_product_ceiling(ctx, step.dtype(), sampling).flops_per_s();
         if (flags.memory) {
-            const MemoryPlan plan = plan_memory(ctx, request_of(step));
+            const MemoryPlan plan = plan_memory(ctx, step.request());
             std::vector<Cell> row = name_cells(step, flags.step.json());
             row.push_back(mebibytes(plan.activations));
             row.push_back(mebibytes(plan.total()));
+            row.push_back(mebibytes(plan.host()));
             table.add(row);
         } else {
             measure(ctx, step, flags, sampling, ceiling->second, table);

@@ -28,14 +28,19 @@ Passes passes_of(const ParallelStep& step, const CostConstants& constants) {
     const auto piece = [&](const Work& part) {
         return QueuedPiece{.seconds = work_seconds(part, step.dtype, constants)};
     };
+    // A block's residuals cross the bus while the next block computes.
+    const double bus_seconds = work.residual_bytes_of_block / assumed_bus_bytes;
+    const auto block = [&](const Work& part) {
+        return QueuedPiece{.seconds = std::max(piece(part).seconds, bus_seconds)};
+    };
     const auto blocks = static_cast<std::size_t>(step.layers);
     Passes passes;
     passes.forward = {piece(work.embed_forward)};
-    passes.forward.insert(passes.forward.end(), blocks, piece(work.block_forward));
+    passes.forward.insert(passes.forward.end(), blocks, block(work.block_forward));
     passes.forward.push_back(piece(work.head));
     // The head's piece is empty: its gradient is computed in the forward pass.
     passes.backward = {QueuedPiece{}};
-    passes.backward.insert(passes.backward.end(), blocks, piece(work.block_backward));
+    passes.backward.insert(passes.backward.end(), blocks, block(work.block_backward));
     passes.backward.push_back(piece(work.embed_backward));
     return passes;
 }
@@ -205,7 +210,7 @@ namespace {
 
 /// Returns the bytes per element that an update reads over the bus, and writes at the same time.
 double host_bytes(const TrainConfig& config, const ParameterStore& parameters) {
-    if (config.offload == Offload::none) return 0.0;
+    if (!offloads_optimizer(config.offload)) return 0.0;
     const std::int64_t elements = parameters.flat_elements();
     const OptimizerPart all = largest_optimizer_part(parameters, config, 1);
     const std::size_t masters = is_16_bit(storage_dtype(config.dtype)) ? all.master_bytes : 0;

@@ -184,9 +184,14 @@ class Planner {
             lines.push_back(
                 "update: bytes of weights, gradients and state; matrix products, if the optimizer has them, "
                 "at the rate of the model's");
-        if (config.offload == Offload::optimizer)
+        if (offloads_optimizer(config.offload))
             lines.push_back(
                 "update: the offloaded state crosses the bus at an assumed 50 GB/s in each direction");
+        if (offloads_residuals(config.offload))
+            lines.push_back(
+                "compute: a block takes at least the time in which its residuals cross the bus, at an "
+                "assumed "
+                "50 GB/s");
         return lines;
     }
 
@@ -219,12 +224,16 @@ class Planner {
 
     Prediction predicted(const TrainConfig& scaled, std::int64_t gpus) const {
         const GpuLayout layout(gpus, flags_.gpus_per_node);
-        const StepCost cost = step_cost(parallel_step(scaled, gpus), constants_, layout,
-                                        {.nvlink = constants_.nvlink(), .network = network_});
+        const MemoryPlan memory = plan_memory(ctx_, memory_request(scaled, Device::cuda(), gpus));
+        ParallelStep step = parallel_step(scaled, gpus);
+        step.work.residual_bytes_of_block =
+            static_cast<double>(memory.residuals) / static_cast<double>(step.layers);
+        const StepCost cost =
+            step_cost(step, constants_, layout, {.nvlink = constants_.nvlink(), .network = network_});
         const double tokens = static_cast<double>(scaled.batch * scaled.model.context);
         return {.layout = layout,
                 .batch = scaled.batch,
-                .memory = plan_memory(ctx_, memory_request(scaled, Device::cuda(), gpus)).total(),
+                .memory = memory.total(),
                 .cost = cost,
                 .tokens_per_second = tokens / cost.seconds()};
     }

@@ -469,11 +469,12 @@ void visit_run_settings(Config& c, Visit& visit) {
                   "3: of the weights, too; 0: all of it",
                   run, Range{0, 3}, SettingUsers{.plan = true}, may_change},
           c.zero);
-    visit(Setting{"offload",
-                  "on a GPU: keep masters and the optimizer's state in page-locked host memory, which the "
-                  "update reads and writes over the bus",
-                  run, any_value, SettingUsers{.plan = true}, may_change},
-          c.offload);
+    visit(
+        Setting{"offload",
+                "on a GPU: keep in page-locked host memory the masters and the optimizer's state, which the "
+                "update reads and writes over the bus, or residuals, what blocks save for backward",
+                run, any_value, SettingUsers{.plan = true, .bench_train = true}, may_change, FlagTakes::list},
+        c.offload);
     visit(Setting{"context-parallel",
                   "number of neighbouring ranks that share each sequence, by ring attention", run,
                   Range{1, 1 << 16}, train_only, may_change},
@@ -494,7 +495,7 @@ void visit_run_settings(Config& c, Visit& visit) {
     visit(Setting{"memory-budget",
                   "memory that training may use, 16GiB, 900MiB or a number of MiB: chooses recompute, "
                   "micro-batch, offload and state formats that were not given; empty: what the device has",
-                  run},
+                  run, any_value, SettingUsers{.bench_train = true}},
           c.memory_budget);
 }
 

@@ -26,8 +26,15 @@ enum class ScheduleKind { cosine, wsd, linear, constant };
 enum class CooldownShape { linear, one_minus_sqrt, cosine };
 enum class TrainDType { f32, bf16 };
 enum class DeviceChoice { automatic, cpu, cuda };
-/// Selects the state that a run on a GPU keeps in host memory. optimizer: masters and moments.
-enum class Offload { none, optimizer };
+/// Selects what a run on a GPU keeps in host memory. optimizer: masters and moments. residuals:
+/// what blocks save for backward.
+enum class Offload { none, optimizer, residuals, both };
+constexpr bool offloads_optimizer(Offload offload) {
+    return offload == Offload::optimizer || offload == Offload::both;
+}
+constexpr bool offloads_residuals(Offload offload) {
+    return offload == Offload::residuals || offload == Offload::both;
+}
 
 struct TrainConfig {
     ModelConfig model;
@@ -224,7 +231,9 @@ struct EnumNames<MasterFormat> {
 template <>
 struct EnumNames<Offload> {
     static constexpr std::array names = {std::pair{Offload::none, std::string_view("none")},
-                                         std::pair{Offload::optimizer, std::string_view("optimizer")}};
+                                         std::pair{Offload::optimizer, std::string_view("optimizer")},
+                                         std::pair{Offload::residuals, std::string_view("residuals")},
+                                         std::pair{Offload::both, std::string_view("both")}};
 };
 template <>
 struct EnumNames<DeviceChoice> {

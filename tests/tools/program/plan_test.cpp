@@ -109,6 +109,25 @@ TEST(Plan, CountsAnOffloadedOptimizerAsHostMemory) {
         kept.at("total_bytes").get<std::int64_t>());
 }
 
+/// Ten of twelve blocks' residuals cross the bus, once in each direction and slower than a block computes.
+TEST(Plan, CountsOffloadedResidualsAsHostMemoryAndTime) {
+    const json kept = plan_of(gpt2_plan(1, 8)),
+               plan = plan_of(gpt2_plan(1, 8) + Arguments{"--offload", "residuals"});
+    const json& memory = plan.at("memory");
+    const double residuals = memory.at("host_bytes").get<double>();
+    EXPECT_GE(residuals, 10.0 * 16 * 8 * 1024 * 768 * 2);
+    EXPECT_EQ(kept.at("memory").at("total_bytes").get<std::int64_t>() -
+                  memory.at("total_bytes").get<std::int64_t>(),
+              kept.at("memory").at("activations_bytes").get<std::int64_t>() -
+                  memory.at("activations_bytes").get<std::int64_t>());
+    const auto compute_ms = [](const json& of) {
+        return of.at("predictions")[0].at("compute_ms").get<double>();
+    };
+    EXPECT_GT(compute_ms(plan), compute_ms(kept));
+    EXPECT_GE(compute_ms(plan), 1e3 * 2 * residuals / 50e9);
+    EXPECT_LE(compute_ms(plan), 1e3 * 2 * residuals / 50e9 + compute_ms(kept));
+}
+
 TEST(Plan, PrintsTheLargestMicroBatchThatFits) {
     const json plan = plan_of(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"});
     EXPECT_FALSE(plan.at("fits"));

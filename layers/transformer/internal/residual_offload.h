@@ -1,0 +1,35 @@
+#pragma once
+/// INTERNAL. Moves what blocks save for backward to the host and back (ForwardOptions::offload).
+#include <vector>
+
+#include <gradtile/core/internal/offload_stream.h>
+#include <gradtile/layers/transformer/transformer_block.h>
+
+namespace gradtile {
+
+/// A pass over blocks whose residuals move: while a block computes, those of its neighbour are on their way.
+/// The last two blocks' stay, because the arena holds two blocks' values in any case. A residual is a tensor
+/// that belongs to its block alone: neither the step's input, a table or a parameter, nor a stream that later
+/// blocks read.
+class ResidualOffload {
+  public:
+    /// Does nothing if `stream` is null. The references must stay valid.
+    ResidualOffload(const OffloadStream* stream, const std::vector<TransformerBlock>& blocks,
+                    std::vector<TransformerBlock::Saved>& saved)
+        : stream_(stream), blocks_(blocks), saved_(saved) {}
+
+    /// Call after each block's forward pass, in order. `history` has the block's output if a skip reads it.
+    void after_forward(const Context& ctx, std::size_t block, const StreamHistory& history);
+    /// Call before each block's backward pass, in reverse order.
+    void before_backward(const Context& ctx, std::size_t block) const;
+
+  private:
+    bool moves(std::size_t block) const { return stream_ != nullptr && block + 2 < blocks_.size(); }
+
+    const OffloadStream* stream_;
+    const std::vector<TransformerBlock>& blocks_;
+    std::vector<TransformerBlock::Saved>& saved_;
+    TransformerBlock::Saved leaving_;  // keeps the memory that copies to the host read
+};
+
+}  // namespace gradtile
