@@ -85,7 +85,9 @@ WholeCost whole_cost(const TrainConfig& config) {
 }
 
 DataParallelOptions data_parallel_options(const TrainConfig& config) {
-    return {.zero = static_cast<int>(config.zero), .whole_cost = whole_cost(config)};
+    return {.zero = static_cast<int>(config.zero),
+            .whole_cost = whole_cost(config),
+            .offloads_sums = has_part(config.offload, Offload::gradients)};
 }
 
 OptimizerPart largest_optimizer_part(const ParameterStore& parameters, const TrainConfig& config,

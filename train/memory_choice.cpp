@@ -91,7 +91,7 @@ class Chooser {
         return request;
     }
 
-    /// Equals plan_memory() of the settings. Only recompute, micro-batch and offloaded residuals change a
+    /// Equals plan_memory() of the settings. Only recompute, micro-batch and what passes offload change a
     /// pass, and only the other settings the optimizer, so the numbers of dry runs are combined.
     MemoryPlan plan_of(const TrainConfig& config) {
         MemoryPlan plan = pass_plan(config);
@@ -128,9 +128,16 @@ class Chooser {
         const double residuals = bus(plan.residuals, micro_batch), forward = micro_steps / 3.0;
         const double waits =
             std::max(0.0, residuals - forward) + std::max(0.0, residuals - (passes - forward));
-        if (!offloads_optimizer(config.offload)) return passes + waits;
-        return passes + waits +
-               bus(plan.masters + plan.optimizer, micro_batch * config.accumulation_steps(ranks_));
+        // A micro-step's gradients leave during backward, and are read by the next one that adds to them.
+        const std::int64_t batch = micro_batch * config.accumulation_steps(ranks_);
+        std::size_t read_by_update = 0;
+        double sums = 0.0;
+        if (has_part(config.offload, Offload::gradients)) {
+            sums = std::max(0.0, bus(plan.gradient_sums, micro_batch) - (passes - forward));
+            read_by_update += 2 * plan.gradient_sums;  // by the norm, too
+        }
+        if (has_part(config.offload, Offload::optimizer)) read_by_update += plan.masters + plan.optimizer;
+        return passes + waits + sums + bus(read_by_update, batch);
     }
 
     /// Describes the settings of `chosen` that are not those of the run.
@@ -167,7 +174,7 @@ class Chooser {
     }
 
     const MemoryPlan& pass_plan(const TrainConfig& of) {
-        auto& known = passes_[{of.training.recompute, of.micro_batch, offloads_residuals(of.offload)}];
+        auto& known = passes_[{of.training.recompute, of.micro_batch, of.offload}];
         if (!known) {
             TrainConfig config = config_;
             config.training.recompute = of.training.recompute;
@@ -192,7 +199,7 @@ class Chooser {
     std::int64_t ranks_;
     bool row_ranges_;
     JsonValue defaults_, present_;
-    std::map<std::tuple<Recompute, std::int64_t, bool>, std::optional<MemoryPlan>> passes_;
+    std::map<std::tuple<Recompute, std::int64_t, Offload>, std::optional<MemoryPlan>> passes_;
     std::map<std::pair<MasterFormat, MomentFormat>, std::optional<MemoryPlan>> states_;
 };
 

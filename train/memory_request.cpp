@@ -38,11 +38,13 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
                           .row_ranges = config.model.prefix,
                           .ring = static_cast<int>(config.context_parallel),
                           .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
-                          .offload_optimizer = offloads_optimizer(config.offload),
-                          .offload_residuals = offloads_residuals(config.offload),
+                          .offload_optimizer = has_part(config.offload, Offload::optimizer),
+                          .offload_gradients = has_part(config.offload, Offload::gradients),
+                          .offload_residuals = has_part(config.offload, Offload::residuals),
                           .optimizer_shards = shards,
                           .optimizer_part = optimizer_part};
-    if (sharded && config.zero >= 2) request.gradient_memory = gradient_slots;
+    if (data_parallel_options(config).has_slots(static_cast<int>(shards)))
+        request.gradient_memory = gradient_slots;
     if (sharded && config.zero == 3) {
         request.value_slots = [=](const Context& ctx, const ParameterStore& store) {
             return ValueSlots(ctx, store, bucket_ranges(store), nullptr, {}).bytes();

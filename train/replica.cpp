@@ -19,10 +19,17 @@ bool is_sharded(const TrainConfig& config, const Communicator& communicator) {
 
 FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Communicator& communicator) {
     const bool sharded = is_sharded(config, communicator);
-    return {.masters = !sharded && config.masters == MasterFormat::f32 && !offloads_optimizer(config.offload),
-            .gradient_block = !sharded || config.zero < 2,
+    return {.masters = !sharded && config.masters == MasterFormat::f32 &&
+                       !has_part(config.offload, Offload::optimizer),
+            .gradient_block = !data_parallel_options(config).has_slots(communicator.size()),
             .value_block = !sharded || config.zero < 3,
             .allocator = communicator.symmetric_memory(ctx)};
+}
+
+DataParallelOptions exchange_options(const Context& ctx, const TrainConfig& config) {
+    DataParallelOptions options = data_parallel_options(config);
+    if (options.offloads_sums) options.sum_allocator = offload_allocator(ctx.device());
+    return options;
 }
 
 /// Returns the beginning of a parameter's part in a flat block.
@@ -95,16 +102,15 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
                  const Communicator& communicator)
     : model(ctx, config.model, storage_dtype(config.dtype), std::move(tokenizer),
             flat_options(ctx, config, communicator), config.training, config.adapters),
-      parallel(ctx, model.parameters, communicator, data_parallel_options(config)),
+      parallel(ctx, model.parameters, communicator, exchange_options(ctx, config)),
       communicator_(communicator) {
     const ParameterStore& store = model.parameters;
     const bool sharded = parallel.is_sharded();
-    ranges_ = sharded ? parallel.own_ranges() : std::vector<FlatRange>{{0, store.flat_elements()}};
-    OptimizerShard shard{.ranges = ranges_,
+    OptimizerShard shard{.ranges = parallel.own_ranges(),
                          .gradients = parallel.gradients(),
                          .values = parallel.own_values(),
                          .is_whole = !sharded};
-    if (offloads_optimizer(config.offload)) shard.state_allocator = offload_allocator(ctx.device());
+    if (has_part(config.offload, Offload::optimizer)) shard.state_allocator = offload_allocator(ctx.device());
     if (is_16_bit(store.dtype()) && !store.has_master()) {
         const std::int64_t elements = parallel.own_elements();
         const Context state_ctx = shard.state_context(ctx);
@@ -119,19 +125,20 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
 void Replica::keep_masters(const Parameter& parameter, const Tensor& flat) {
     const Context& ctx = model.ctx;
     const std::int64_t first = parameter.offset();
-    visit_packed(ranges_, {first, flat.elements()}, [&](const FlatRange& range, std::int64_t packed) {
-        const Tensor part = flat.slice(0, range.begin - first, range.length);
-        if (parallel.own_values().defined())
-            round_masters(ctx, part, parallel.own_values().slice(0, packed, range.length));
-        if (!masters_.defined()) return;
-        if (masters_.dtype() == DType::f32) {
-            copy(ctx, masters_.slice(0, packed, range.length), part);
-        } else {
-            split_masters(
-                ctx, part,
-                masters_.slice(0, packed / remainders_per_word, range.length / remainders_per_word));
-        }
-    });
+    visit_packed(
+        parallel.own_ranges(), {first, flat.elements()}, [&](const FlatRange& range, std::int64_t packed) {
+            const Tensor part = flat.slice(0, range.begin - first, range.length);
+            if (parallel.own_values().defined())
+                round_masters(ctx, part, parallel.own_values().slice(0, packed, range.length));
+            if (!masters_.defined()) return;
+            if (masters_.dtype() == DType::f32) {
+                copy(ctx, masters_.slice(0, packed, range.length), part);
+            } else {
+                split_masters(
+                    ctx, part,
+                    masters_.slice(0, packed / remainders_per_word, range.length / remainders_per_word));
+            }
+        });
 }
 
 void Replica::copy_masters(const FlatRange& elements, std::int64_t packed, const Tensor& masters) const {
@@ -291,8 +298,9 @@ void Replica::save_into(Checkpoint& checkpoint) {
                 checkpoint.master[parameter.name()] = parameters.master_of(parameter);
         }
         if (masters_.defined()) {
-            copy_masters(ranges_.front(), 0, parameters.gradients());  // unused between steps
-            add_views(parameters.gradients(), parameters.parameters(), "", checkpoint.master);
+            const Tensor& unused = parallel.gradients();  // between steps
+            copy_masters(parallel.own_ranges().front(), 0, unused);
+            add_views(unused, parameters.parameters(), "", checkpoint.master);
         }
         for (const StateTensor& part : optimizer->state()) checkpoint.optimizer[part.name] = part.tensor;
         return;
@@ -335,17 +343,17 @@ Tensor Replica::gather_values() {
         return is_root() ? to_host_memory("values", store.values()) : Tensor();
     }
     return gather_to_host("values", store.flat_elements(), store.dtype(), parameter_alignment,
-                          packed_writer(ctx, ranges_, parallel.own_values()));
+                          packed_writer(ctx, parallel.own_ranges(), parallel.own_values()));
 }
 
 Tensor Replica::gather_masters() {
-    return gather_to_host("masters", model.parameters.flat_elements(), DType::f32, parameter_alignment,
-                          [&](const FlatRange& bucket, const Tensor& memory) {
-                              visit_packed(ranges_, bucket, [&](const FlatRange& range, std::int64_t packed) {
-                                  copy_masters(range, packed,
-                                               memory.slice(0, range.begin - bucket.begin, range.length));
-                              });
-                          });
+    return gather_to_host(
+        "masters", model.parameters.flat_elements(), DType::f32, parameter_alignment,
+        [&](const FlatRange& bucket, const Tensor& memory) {
+            visit_packed(parallel.own_ranges(), bucket, [&](const FlatRange& range, std::int64_t packed) {
+                copy_masters(range, packed, memory.slice(0, range.begin - bucket.begin, range.length));
+            });
+        });
 }
 
 std::int64_t Replica::whole_numbers(const StateTensor& part) const {
@@ -398,7 +406,6 @@ void Replica::copy_to_host(const Tensor& copied, const Tensor& x) const {
 }
 
 std::string Replica::first_non_finite_gradient(const Context& ctx, ProcessGroup& group) const {
-    if (!parallel.is_sharded()) return gradtile::first_non_finite_gradient(ctx, model.parameters);
     std::string own;
     std::int64_t packed = 0;
     for (const FlatRange& range : parallel.own_ranges()) {

@@ -83,8 +83,7 @@ class Replica {
     void copy_masters(const FlatRange& elements, std::int64_t packed, const Tensor& masters) const;
 
     const Communicator& communicator_;
-    std::vector<FlatRange> ranges_;  // this process's part of the flat blocks
-    Tensor masters_;                 // packed, see OptimizerShard; undefined if the store has the masters
+    Tensor masters_;  // packed, see OptimizerShard; undefined if the store has the masters
     std::map<std::string, Tensor> on_host_;
     Tensor frozen_values_, frozen_codes_;  // the frozen store's blocks in host memory
 };

@@ -75,7 +75,7 @@ void StepRunner::plan_arena() {
     const Context& ctx = replica_.model.ctx;
     const auto counting = Arena::for_planning(ctx.device());
     const Context dry = ctx.plan(counting);
-    const bool offloads = offloads_residuals(config_.offload);
+    const bool offloads = has_part(config_.offload, Offload::residuals);
     if (offloads) offload_ = std::make_shared<OffloadStream>(dry);
     for (const StepShape& shape : shapes_.all()) compute_step(dry, shape);
     if (validation_) {

@@ -393,8 +393,8 @@ Packing Trainer::packing_of_data(const Dataset& dataset) const {
 std::unique_ptr<SnapshotWriter> Trainer::prepare_saves(const std::filesystem::path& checkpoints,
                                                        std::uint64_t& bytes) {
     const RetentionPolicy retention{.keep_last = config_.keep_last, .keep_every = config_.keep_every};
-    const auto first_copy = offloads_optimizer(config_.offload) ? SnapshotWriter::FirstCopy::host
-                                                                : SnapshotWriter::FirstCopy::device;
+    const auto first_copy = has_part(config_.offload, Offload::optimizer) ? SnapshotWriter::FirstCopy::host
+                                                                          : SnapshotWriter::FirstCopy::device;
     auto writer = std::make_unique<SnapshotWriter>(CheckpointDirectory(checkpoints, retention), model().ctx,
                                                    first_copy);
     Checkpoint like = snapshot_without_tensors();

@@ -119,9 +119,9 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     if (request.samples) passes.activations = std::max(passes.activations, all_values);
     const std::size_t values =
         request.value_slots ? part.elements * size_of(request.dtype) + passes.values : all_values;
-    // In addition to the gradients that it computes, a process stores the summed gradients for its part.
-    const std::size_t summed = request.optimizer_shards > 1 ? part.elements : 0;
     const std::size_t gradient_size = size_of(accumulator_of(request.dtype));
+    const bool has_sums = request.optimizer_shards > 1 || request.gradient_memory;
+    const std::size_t gradient_sums = has_sums ? part.elements * gradient_size : 0;
     const auto frozen_elements = static_cast<std::size_t>(frozen.flat_elements());
     const std::size_t code_bytes = static_cast<std::size_t>(frozen.code_words()) * size_of(DType::i32);
     MemoryPlan plan{.request = request,
@@ -129,8 +129,9 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
                     .frozen = frozen.count(),
                     .values = values + frozen_elements * size_of(request.dtype) + code_bytes,
                     .masters = is_16_bit(request.dtype) ? part.elements * part.master_bytes : 0,
-                    .gradients = summed * gradient_size +
+                    .gradients = (request.offload_gradients ? 0 : gradient_sums) +
                                  (request.gradient_memory ? passes.gradients : elements * gradient_size),
+                    .gradient_sums = gradient_sums,
                     .optimizer = part.state_bytes,
                     .activations = passes.activations,
                     .residuals = passes.residuals};
@@ -215,9 +216,10 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
     line("activations", plan.activations);
     if (!offloads_optimizer) optimizer_lines();
     line("total", plan.total());
-    if (offloads_optimizer || plan.request.offload_residuals) {
+    if (plan.host() > 0) {
         out << "and in host memory, page-locked\n";
         if (offloads_optimizer) optimizer_lines();
+        if (plan.request.offload_gradients) line("sums of gradients", plan.gradient_sums);
         if (plan.request.offload_residuals) line("residuals", plan.residuals);
         line("host memory", plan.host());
     }

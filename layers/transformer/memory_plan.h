@@ -33,13 +33,14 @@ struct MemoryRequest {
     int ring = 1;                    ///< processes that share each sequence (Documents::ring)
     bool snapshot = false;           ///< a checkpoint is first copied within the device's memory
     bool offload_optimizer = false;  ///< masters, optimizer state and that copy are in host memory
+    bool offload_gradients = false;  ///< summed gradients are in host memory; requires gradient_memory
     bool offload_residuals = false;  ///< ForwardOptions::offload
     /// How many processes share the masters and optimizer state (ZeRO-1).
     std::int64_t optimizer_shards = 1;
     /// Returns the largest part that any process has. Undefined: equal parts, and an optimizer without state.
     std::function<OptimizerPart(const ParameterStore&)> optimizer_part = {};
-    /// ZeRO-2 and 3: returns hooks for the passes of a dry run, after which `ctx` has allocated the memory in
-    /// which a process computes gradients. Undefined: a block of all gradients.
+    /// Gradients in slots: returns hooks for the passes of a dry run, after which `ctx` has allocated the
+    /// memory in which a process computes gradients. Undefined: a block of all gradients.
     std::function<BackwardHooks(const Context& ctx, const ParameterStore&)> gradient_memory = {};
     /// ZeRO-3: returns the bytes that a process has for values in passes, in addition to those of its part.
     /// `ctx` is for a dry run. Undefined: a block of all values.
@@ -51,18 +52,22 @@ struct MemoryRequest {
 /// The bytes per purpose. operator<< prints the table for `gradtile train --memory`.
 struct MemoryPlan {
     MemoryRequest request;
-    std::int64_t parameters = 0;  ///< elements, without padding
-    std::int64_t frozen = 0;      ///< elements that training does not change, without padding
-    std::size_t values = 0;       ///< parameters in the run's dtype, and quantized ones; see value_slots
-    std::size_t masters = 0;      ///< of 16-bit parameters: float32, or 16 bits beside the value
-    std::size_t gradients = 0;    ///< with shards, including the sums for this process's part
+    std::int64_t parameters = 0;    ///< elements, without padding
+    std::int64_t frozen = 0;        ///< elements that training does not change, without padding
+    std::size_t values = 0;         ///< parameters in the run's dtype, and quantized ones; see value_slots
+    std::size_t masters = 0;        ///< of 16-bit parameters: float32, or 16 bits beside the value
+    std::size_t gradients = 0;      ///< including gradient_sums unless they are offloaded
+    std::size_t gradient_sums = 0;  ///< summed gradients beside those that passes compute: this process's
     std::size_t optimizer = 0;
     std::size_t activations = 0;  ///< the smallest Arena for forward, backward and samples
     std::size_t snapshot = 0;     ///< copy of the state that a checkpoint stores and training changes
     std::size_t residuals = 0;    ///< what blocks save for backward in host memory
     std::size_t optimizer_state() const { return masters + optimizer + snapshot; }
     /// Host memory of a run that offloads; counts no other memory on the host.
-    std::size_t host() const { return residuals + (request.offload_optimizer ? optimizer_state() : 0); }
+    std::size_t host() const {
+        return residuals + (request.offload_gradients ? gradient_sums : 0) +
+               (request.offload_optimizer ? optimizer_state() : 0);
+    }
     /// The device's memory.
     std::size_t total() const {
         return values + gradients + activations + (request.offload_optimizer ? 0 : optimizer_state());

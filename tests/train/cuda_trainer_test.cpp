@@ -16,6 +16,7 @@
 #include <gradtile/tools/evaluation/evaluate.h>
 #include <gradtile/tools/generation/sampler.h>
 #include <gradtile/train/checkpoint/snapshot_writer.h>
+#include <gradtile/train/config/step_shape.h>
 #include <gradtile/train/data/dataset.h>
 
 namespace gradtile {
@@ -270,10 +271,21 @@ TEST_P(CudaTrainerSettings, OffloadingGivesTheSameBits) {
             state.push_back(to_host(trainer.model().ctx, part.tensor));
         return state;
     };
-    Trainer kept(run.config, run.on_message);
-    kept.run();
-    for (const Offload offload : {Offload::optimizer, Offload::residuals, Offload::both}) {
+    // Sums of several micro-steps that are not added inside products are rounded in another order.
+    const bool has_micro_steps = std::ranges::any_of(
+        StepShapes::of(run.config, 1).all(), [](const StepShape& shape) { return shape.micro_steps > 1; });
+    for (const Offload offload : {Offload::optimizer, Offload::gradients, Offload::residuals,
+                                  Offload::optimizer | Offload::gradients | Offload::residuals}) {
         SCOPED_TRACE(name_of(offload));
+        const bool offloads_gradients = has_part(offload, Offload::gradients);
+        if (offloads_gradients && run.config.adapters.rank > 0) continue;
+        const bool differs = offloads_gradients && has_micro_steps;
+        TrainConfig reference = run.config;
+        if (differs) reference.offload = offload;
+        reference.out = (run.directory / (differs ? "uninterrupted" : "kept")).string();
+        std::filesystem::remove_all(reference.out);
+        Trainer kept(reference, run.on_message);
+        kept.run();
         TrainConfig offloaded = run.config;
         offloaded.offload = offload;
         offloaded.out = (run.directory / std::string(name_of(offload))).string();
@@ -287,7 +299,7 @@ TEST_P(CudaTrainerSettings, OffloadingGivesTheSameBits) {
             first.run(/*stop_after=*/4);
             EXPECT_TRUE(first.replays_graph());
         }
-        {  // continues on the device, and then offloaded again
+        if (!differs) {  // continues on the device, and then offloaded again
             const JsonValue on_device = JsonValue::object({{"offload", "none"}});
             Trainer(offloaded.out, ResumeOptions{.changes = on_device}, run.on_message).run(/*stop_after=*/7);
         }
@@ -295,11 +307,11 @@ TEST_P(CudaTrainerSettings, OffloadingGivesTheSameBits) {
         Trainer last(offloaded.out, ResumeOptions{.changes = again}, run.on_message);
         last.run();
         EXPECT_EQ(trained(last), trained(kept));
-        const Checkpoint a = load_checkpoint(offloaded.out), b = load_checkpoint(run.config.out);
+        const Checkpoint a = load_checkpoint(offloaded.out), b = load_checkpoint(reference.out);
         ASSERT_EQ(a.master.size(), b.master.size());
         for (const auto& [name, master] : a.master)
             EXPECT_EQ(to_host(cpu, master), to_host(cpu, b.master.at(name))) << name;
-        EXPECT_EQ(TinyRun::losses(offloaded.out), TinyRun::losses(run.config.out));
+        EXPECT_EQ(TinyRun::losses(offloaded.out), TinyRun::losses(reference.out));
     }
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
@@ -350,14 +362,16 @@ TEST_F(CudaTrainer, OffloadingLeavesThePlannedBytesOfTheDevice) {
     };
     for (const auto& [offload, name] : EnumNames<Offload>::names) bytes_with(offload);  // loads kernels
     const Bytes kept = bytes_with(Offload::none);
-    for (const Offload offload : {Offload::optimizer, Offload::residuals, Offload::both}) {
+    for (const auto& [offload, name] : EnumNames<Offload>::names) {
+        if (offload == Offload::none) continue;
         const Bytes offloaded = bytes_with(offload);
-        EXPECT_LT(offloaded.planned, kept.planned) << name_of(offload);
-        // Four blocks, the arena, the masters and two moments, are each rounded to the runtime's pieces.
+        EXPECT_LT(offloaded.planned, kept.planned) << name;
+        // At most eight blocks, the arena, the masters, two moments and slots of gradients, are each rounded
+        // to the runtime's pieces.
         constexpr std::int64_t piece = std::int64_t{2} << 20;
         EXPECT_NEAR(static_cast<double>(kept.used - offloaded.used),
-                    static_cast<double>(kept.planned - offloaded.planned), 4.0 * piece)
-            << name_of(offload);
+                    static_cast<double>(kept.planned - offloaded.planned), 8.0 * piece)
+            << name;
     }
 }
 

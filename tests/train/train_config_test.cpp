@@ -307,6 +307,11 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
              c.model.key_offset = true;
          },
          "context-parallel: 2 with key-offset, which reads the token before, of another chunk; expected 1"},
+        {[](TrainConfig& c) {
+             c.adapters.rank = 4;
+             c.offload = Offload::optimizer | Offload::gradients;
+         },
+         "offload: \"optimizer+gradients\" with lora-rank, whose gradients are small; expected no gradients"},
     };
     ASSERT_EQ(std::size(examples), refused_combinations().size());
     for (std::size_t i = 0; i < std::size(examples); ++i) {
@@ -356,7 +361,8 @@ TEST(TrainConfig, SettingsThatNeedAGpuAreNamed) {
          "offload: \"optimizer\" on cpu; expected none, because its memory is the host's"},
     };
     ASSERT_EQ(std::size(examples), refused_on_cpu().size());
-    for (const Offload offload : {Offload::residuals, Offload::both}) {
+    for (const Offload offload :
+         {Offload::gradients, Offload::residuals, Offload::optimizer | Offload::residuals}) {
         TrainConfig config;
         config.offload = offload;
         EXPECT_EQ(message_of([&] { check_device(config, Device::cpu()); }),

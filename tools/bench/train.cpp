@@ -73,7 +73,7 @@ class Training {
           rate_(from_host(ctx, std::vector<double>{1e-4}, {1}, DType::f64)),
           seed_tensor_(zeros(ctx, {2}, DType::i32)) {
         replica_.initialize(Seed{1});
-        if (!offloads_residuals(config.offload)) return;
+        if (!has_part(config.offload, Offload::residuals)) return;
         const Context dry = ctx.plan(Arena::for_planning(ctx.device()));
         offload_ = std::make_unique<OffloadStream>(dry);
         enqueue(dry);
@@ -97,6 +97,7 @@ class Training {
             loss = model.forward(ctx, tokens_, tokens_, saved, options);
             model.backward(ctx, std::move(saved), hooks);
         }
+        replica_.parallel.finish_gradients(ctx);
         const Clip clip =
             clip_global_norm(ctx, replica_.parallel.gradients(), {.max_norm = config_.clip, .loss = loss});
         replica_.optimizer->step(ctx, rate_, {.gradient_scale = clip.scale});

@@ -28,19 +28,21 @@ Passes passes_of(const ParallelStep& step, const CostConstants& constants) {
     const auto piece = [&](const Work& part) {
         return QueuedPiece{.seconds = work_seconds(part, step.dtype, constants)};
     };
-    // A block's residuals cross the bus while the next block computes.
-    const double bus_seconds = work.residual_bytes_of_block / assumed_bus_bytes;
-    const auto block = [&](const Work& part) {
-        return QueuedPiece{.seconds = std::max(piece(part).seconds, bus_seconds)};
+    // A block's residuals and gradients cross the bus while other blocks compute.
+    const auto block = [&](const Work& part, double bus_bytes) {
+        return QueuedPiece{.seconds = std::max(piece(part).seconds, bus_bytes / assumed_bus_bytes)};
     };
     const auto blocks = static_cast<std::size_t>(step.layers);
     Passes passes;
     passes.forward = {piece(work.embed_forward)};
-    passes.forward.insert(passes.forward.end(), blocks, block(work.block_forward));
+    passes.forward.insert(passes.forward.end(), blocks,
+                          block(work.block_forward, work.residual_bytes_of_block));
     passes.forward.push_back(piece(work.head));
     // The head's piece is empty: its gradient is computed in the forward pass.
     passes.backward = {QueuedPiece{}};
-    passes.backward.insert(passes.backward.end(), blocks, block(work.block_backward));
+    passes.backward.insert(
+        passes.backward.end(), blocks,
+        block(work.block_backward, std::max(work.residual_bytes_of_block, work.gradient_bytes_of_block)));
     passes.backward.push_back(piece(work.embed_backward));
     return passes;
 }
@@ -208,13 +210,16 @@ double ParallelStep::elements() const {
 
 namespace {
 
-/// Returns the bytes per element that an update reads over the bus, and writes at the same time.
+/// Returns the bytes per element that the gradient norm and the update read over the bus; they write fewer.
 double host_bytes(const TrainConfig& config, const ParameterStore& parameters) {
-    if (!offloads_optimizer(config.offload)) return 0.0;
+    double bytes = 0.0;
+    if (has_part(config.offload, Offload::gradients))
+        bytes += 2.0 * static_cast<double>(size_of(accumulator_of(storage_dtype(config.dtype))));
+    if (!has_part(config.offload, Offload::optimizer)) return bytes;
     const std::int64_t elements = parameters.flat_elements();
     const OptimizerPart all = largest_optimizer_part(parameters, config, 1);
     const std::size_t masters = is_16_bit(storage_dtype(config.dtype)) ? all.master_bytes : 0;
-    return static_cast<double>(all.state_bytes) / static_cast<double>(elements) +
+    return bytes + static_cast<double>(all.state_bytes) / static_cast<double>(elements) +
            static_cast<double>(masters);
 }
 

@@ -184,14 +184,17 @@ class Planner {
             lines.push_back(
                 "update: bytes of weights, gradients and state; matrix products, if the optimizer has them, "
                 "at the rate of the model's");
-        if (offloads_optimizer(config.offload))
+        if (has_part(config.offload, Offload::optimizer))
             lines.push_back(
                 "update: the offloaded state crosses the bus at an assumed 50 GB/s in each direction");
-        if (offloads_residuals(config.offload))
+        if (has_part(config.offload, Offload::residuals))
             lines.push_back(
                 "compute: a block takes at least the time in which its residuals cross the bus, at an "
-                "assumed "
-                "50 GB/s");
+                "assumed 50 GB/s");
+        if (has_part(config.offload, Offload::gradients))
+            lines.push_back(
+                "compute and update: offloaded gradients cross the bus at an assumed 50 GB/s, once in each "
+                "backward pass, for the norm and for the update");
         return lines;
     }
 
@@ -228,6 +231,9 @@ class Planner {
         ParallelStep step = parallel_step(scaled, gpus);
         step.work.residual_bytes_of_block =
             static_cast<double>(memory.residuals) / static_cast<double>(step.layers);
+        if (has_part(scaled.offload, Offload::gradients))
+            step.work.gradient_bytes_of_block =
+                static_cast<double>(memory.gradient_sums) / static_cast<double>(step.layers);
         const StepCost cost =
             step_cost(step, constants_, layout, {.nvlink = constants_.nvlink(), .network = network_});
         const double tokens = static_cast<double>(scaled.batch * scaled.model.context);

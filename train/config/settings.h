@@ -471,8 +471,8 @@ void visit_run_settings(Config& c, Visit& visit) {
           c.zero);
     visit(
         Setting{"offload",
-                "on a GPU: keep in page-locked host memory the masters and the optimizer's state, which the "
-                "update reads and writes over the bus, or residuals, what blocks save for backward",
+                "on a GPU: keep in page-locked host memory the optimizer's state with the masters, the sums "
+                "of gradients, or residuals, which blocks save for backward; or several, joined by +",
                 run, any_value, SettingUsers{.plan = true, .bench_train = true}, may_change, FlagTakes::list},
         c.offload);
     visit(Setting{"context-parallel",

@@ -26,14 +26,14 @@ enum class ScheduleKind { cosine, wsd, linear, constant };
 enum class CooldownShape { linear, one_minus_sqrt, cosine };
 enum class TrainDType { f32, bf16 };
 enum class DeviceChoice { automatic, cpu, cuda };
-/// Selects what a run on a GPU keeps in host memory. optimizer: masters and moments. residuals:
-/// what blocks save for backward.
-enum class Offload { none, optimizer, residuals, both };
-constexpr bool offloads_optimizer(Offload offload) {
-    return offload == Offload::optimizer || offload == Offload::both;
+/// What a run on a GPU keeps in host memory, a set. optimizer: masters and moments. gradients: their sums.
+/// residuals: what blocks save for backward.
+enum class Offload : std::uint8_t { none = 0, optimizer = 1, gradients = 2, residuals = 4 };
+constexpr Offload operator|(Offload a, Offload b) {
+    return static_cast<Offload>(static_cast<int>(a) | static_cast<int>(b));
 }
-constexpr bool offloads_residuals(Offload offload) {
-    return offload == Offload::residuals || offload == Offload::both;
+constexpr bool has_part(Offload all, Offload part) {
+    return (all | part) == all;
 }
 
 struct TrainConfig {
@@ -230,10 +230,16 @@ struct EnumNames<MasterFormat> {
 };
 template <>
 struct EnumNames<Offload> {
-    static constexpr std::array names = {std::pair{Offload::none, std::string_view("none")},
-                                         std::pair{Offload::optimizer, std::string_view("optimizer")},
-                                         std::pair{Offload::residuals, std::string_view("residuals")},
-                                         std::pair{Offload::both, std::string_view("both")}};
+    using enum Offload;
+    static constexpr std::array names = {
+        std::pair{none, std::string_view("none")},
+        std::pair{optimizer, std::string_view("optimizer")},
+        std::pair{gradients, std::string_view("gradients")},
+        std::pair{optimizer | gradients, std::string_view("optimizer+gradients")},
+        std::pair{residuals, std::string_view("residuals")},
+        std::pair{optimizer | residuals, std::string_view("optimizer+residuals")},
+        std::pair{gradients | residuals, std::string_view("gradients+residuals")},
+        std::pair{optimizer | gradients | residuals, std::string_view("optimizer+gradients+residuals")}};
 };
 template <>
 struct EnumNames<DeviceChoice> {

@@ -1,12 +1,9 @@
 #include <gradtile/train/optimizers/global_norm.h>
 
-#include <cmath>
-
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/optimizers/internal/global_norm_backend.h>
 
 namespace gradtile {
-
 namespace {
 
 /// Returns one float64 per norm_block elements in x, uninitialised.
@@ -39,12 +36,6 @@ Clip clip_global_norm(const Context& ctx, const Tensor& gradients, const ClipOpt
               empty(ctx, {1}, DType::f64)};
     on_device(ctx, cpu::clip_scale, cuda::clip_scale, clip.norm, clip.scale, options);
     return clip;
-}
-
-std::string first_non_finite_gradient(const Context& ctx, const ParameterStore& store) {
-    for (const Parameter& parameter : store.parameters())
-        if (!std::isfinite(item(ctx, global_norm(ctx, parameter.grad())))) return parameter.name();
-    return {};
 }
 
 }  // namespace gradtile

@@ -2,9 +2,9 @@
 /// The whole gradient's norm, and gradient clipping (Pascanu et al. 2013). Clipping needs no extra pass over
 /// memory: the optimizer applies the factor.
 #include <functional>
-#include <string>
 
-#include <gradtile/core/parameter_store.h>
+#include <gradtile/core/context.h>
+#include <gradtile/core/tensor.h>
 
 namespace gradtile {
 
@@ -28,9 +28,5 @@ struct Clip {
     Tensor scale;  ///< min(1, max_norm / norm); 0 when norm or loss is not finite (see UpdateOptions)
 };
 Clip clip_global_norm(const Context& ctx, const Tensor& gradients, const ClipOptions& options = {});
-
-/// Returns the name of the first parameter whose gradient holds an infinity or NaN; empty if there is none.
-/// Waits for the device. Used for the message after a refused update.
-std::string first_non_finite_gradient(const Context& ctx, const ParameterStore& store);
 
 }  // namespace gradtile

@@ -22,17 +22,17 @@ bool lies_in(const FlatRange& range, const Parameter& parameter) {
 
 }  // namespace
 
-BucketRule bucket_rule(int zero, std::int64_t elements) {
+BucketRule bucket_rule(bool has_slots, std::int64_t elements) {
     constexpr std::int64_t most = 12 << 20;
-    if (zero < 2) return {.min_elements = most};
+    if (!has_slots) return {.min_elements = most};
     return {.min_elements = std::clamp(elements / 16, parameter_alignment, most), .end_with_stages = true};
 }
 
 std::vector<ShardBucket> shard_buckets(const ParameterStore& store, int processes,
                                        const DataParallelOptions& options) {
     const std::int64_t elements = store.flat_elements();
-    return shard_buckets(store.parameters(), elements, bucket_rule(options.zero, elements), processes,
-                         processes > 1 ? options.whole_cost : WholeCost{});
+    return shard_buckets(store.parameters(), elements, bucket_rule(options.has_slots(processes), elements),
+                         processes, processes > 1 ? options.whole_cost : WholeCost{});
 }
 
 struct DataParallel::OwnPart {
@@ -44,7 +44,7 @@ struct DataParallel::OwnPart {
 struct DataParallel::Bucket {
     FlatRange range;
     ShardBucket shards = {};                     // only if the optimizer is sharded
-    std::vector<OwnPart> own = {};               // this process's parts of `shards`
+    std::vector<OwnPart> own = {};               // what this process keeps of the bucket's sums
     std::size_t first_stage = 0;                 // of the first parameter
     std::int64_t parameters = 0;                 // how many parameters are in the bucket
     std::int64_t pending = 0;                    // how many of these parameters have no gradient yet
@@ -55,23 +55,26 @@ DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, cons
                            const DataParallelOptions& options)
     : store_(store), communicator_(communicator), options_(options), gradients_(store.gradients()) {
     const int processes = communicator.size();
-    if (processes == 1) {
-        options_.zero = 0;
-        return;
-    }
+    if (processes == 1) options_.zero = 0;
+    const bool has_slots = options_.has_slots(processes);
+    if (!is_sharded()) own_ranges_ = {{0, store.flat_elements()}};
+    if (processes == 1 && !has_slots) return;
     exchange_ = std::make_unique<SideStream>(ctx.device());
     if (is_sharded()) {
         assign_shards(ctx);
     } else {
-        for (const FlatRange& range :
-             cut_into_buckets(store.parameters(), {0, store.flat_elements()}, bucket_rule(0, 0)))
-            buckets_.push_back({.range = range});
+        for (const FlatRange& range : cut_into_buckets(store.parameters(), own_ranges_.front(),
+                                                       bucket_rule(has_slots, store.flat_elements())))
+            buckets_.push_back({.range = range, .own = {{range, range.begin}}});
+        if (has_slots)
+            gradients_ = zeros(ctx.with_allocator(options_.sum_allocator), {store.flat_elements()},
+                               accumulator_of(store.dtype()));
     }
     for (Bucket& bucket : buckets_)
         for (const Parameter& parameter : store.parameters())
             if (lies_in(bucket.range, parameter) && ++bucket.parameters == 1)
                 bucket.first_stage = parameter.first_stage();
-    if (options_.zero >= 2) make_slots(ctx.with_allocator(communicator.symmetric_memory(ctx)));
+    if (has_slots) make_slots(ctx.with_allocator(communicator.symmetric_memory(ctx)));
 }
 
 DataParallel::~DataParallel() = default;
@@ -101,11 +104,13 @@ void DataParallel::assign_shards(const Context& ctx) {
     for (Bucket& bucket : buckets_)
         for (const OwnedRange& part : bucket.shards.other_parts()) own_part(bucket, part);
     const Context symmetric = ctx.with_allocator(communicator_.symmetric_memory(ctx));
-    const auto part_of_longest = [&](DType dtype) {
-        return zeros(symmetric, {longest}, dtype).slice(0, 0, packed);
+    const auto part_of_longest = [&](const Context& memory, DType dtype) {
+        return zeros(memory, {longest}, dtype).slice(0, 0, packed);
     };
-    gradients_ = part_of_longest(accumulator_of(store_.dtype()));
-    if (options_.zero == 3) own_values_ = part_of_longest(store_.dtype());
+    gradients_ =
+        part_of_longest(options_.offloads_sums ? ctx.with_allocator(options_.sum_allocator) : symmetric,
+                        accumulator_of(store_.dtype()));
+    if (options_.zero == 3) own_values_ = part_of_longest(symmetric, store_.dtype());
 }
 
 void DataParallel::make_slots(const Context& symmetric) {
@@ -129,8 +134,8 @@ std::int64_t DataParallel::own_elements() const {
 }
 
 std::size_t DataParallel::gradient_bytes() const {
-    const std::size_t local = slots_ ? slots_->bytes() : store_.gradients().bytes();
-    return is_sharded() ? gradients_.bytes() + local : local;
+    if (slots_) return gradients_.bytes() + slots_->bytes();
+    return store_.gradients().bytes() + (is_sharded() ? gradients_.bytes() : 0);
 }
 
 BackwardHooks DataParallel::start_micro_step(const Context& ctx, std::int64_t micro_step,
@@ -161,10 +166,6 @@ void DataParallel::sum_complete_buckets(const Context& ctx) {
 
 /// `local` holds this process's gradients of the bucket.
 void DataParallel::sum_bucket(const Context& exchange, const Bucket& bucket, const Tensor& local) const {
-    if (!is_sharded()) {
-        communicator_.all_reduce(exchange, local);
-        return;
-    }
     const auto local_part = [&](const FlatRange& range) {
         return local.slice(0, range.begin - bucket.range.begin, range.length);
     };
@@ -176,12 +177,18 @@ void DataParallel::sum_bucket(const Context& exchange, const Bucket& bucket, con
             copy(exchange, packed, local_part(part.range));
         }
     };
+    if (!is_sharded()) {
+        communicator_.all_reduce(exchange, local);
+        if (slots_) std::ranges::for_each(bucket.own, keep);
+        return;
+    }
     auto own = bucket.own.begin();
     if (bucket.shards.equal_parts > 0) {
         const Tensor packed = gradients_.slice(0, own->packed, own->range.length);
+        const bool receives = !adds_ && !options_.offloads_sums;  // only the device's memory can
         communicator_.reduce_scatter(exchange, local_part(bucket.shards.equal_range()),
-                                     adds_ ? local_part(own->range) : packed);
-        if (adds_) keep(*own);
+                                     receives ? packed : local_part(own->range));
+        if (!receives) keep(*own);
         ++own;
     }
     if (const FlatRange others = bucket.shards.other_range(); others.length > 0)
@@ -200,7 +207,7 @@ void DataParallel::finish_gradients(const Context& ctx) {
 }
 
 void DataParallel::sum(const Context& ctx, const Tensor& x) const {
-    if (buckets_.empty() || ctx.is_planning()) return;
+    if (communicator_.size() == 1 || ctx.is_planning()) return;
     communicator_.all_reduce(exchange_->after(ctx), x);
     exchange_->join(ctx);
 }

@@ -8,11 +8,12 @@
 /// shard's sums and updates that shard; the values are gathered when the next step starts, overlapping its
 /// forward pass. With ZeRO-1 a process has memory for its own gradients of all parameters, adds up those of a
 /// step's micro-steps, and sums once. With ZeRO-2 it has memory for some buckets only (GradientSlots), and
-/// adds every micro-step's sums to its shard. With ZeRO-3 it also keeps only its shard's values, and every
-/// pass gathers those that it reads, one stage ahead (internal/value_slots.h). Some parameters must be
-/// updated whole by one process. Their gradients are summed in every process, and the owners broadcast the
-/// new values. This method allows shards with unequal lengths, and costs three transfers per bucket instead
-/// of two.
+/// adds every micro-step's sums to its shard. Gradients that are added up in other memory than the device's
+/// are computed in such slots at every level, also by a single process. With ZeRO-3 it also keeps only its
+/// shard's values, and every pass gathers those that it reads, one stage ahead (internal/value_slots.h). Some
+/// parameters must be updated whole by one process. Their gradients are summed in every process, and the
+/// owners broadcast the new values. This method allows shards with unequal lengths, and costs three transfers
+/// per bucket instead of two.
 ///
 /// On a GPU exchanges run on a separate stream and can be captured with the step; on the CPU a call blocks
 /// until the exchange is complete.
@@ -34,13 +35,19 @@ class ValueSlots;
 struct DataParallelOptions {
     /// ZeRO level: 1 shards masters and moments, 2 the summed gradients as well, 3 the values, too.
     int zero = 0;
-    WholeCost whole_cost = {};  ///< the cost of each parameter that no shard may cut
+    WholeCost whole_cost = {};   ///< the cost of each parameter that no shard may cut
+    bool offloads_sums = false;  ///< gradients are added up in other memory than the device's
+    /// Allocates the sums if they are offloaded (offload_allocator.h).
+    std::shared_ptr<Allocator> sum_allocator = {};
+
+    /// Whether backward passes write to GradientSlots, so that the store must have no gradient block.
+    bool has_slots(int processes) const { return (zero >= 2 && processes > 1) || offloads_sums; }
 };
 
-/// A bucket ends after 48 MiB of gradients, which are two GPT-2 124M blocks. ZeRO-2 and 3 allocate a few
-/// buckets, so there a bucket ends after `elements` / 16 if that is less, and with its stage. `elements`: the
-/// flat blocks' length.
-BucketRule bucket_rule(int zero, std::int64_t elements);
+/// A bucket ends after 48 MiB of gradients, which are two GPT-2 124M blocks. Slots hold a few buckets, so
+/// with them a bucket ends after `elements` / 16 if that is less, and with its stage. `elements`: the flat
+/// blocks' length.
+BucketRule bucket_rule(bool has_slots, std::int64_t elements);
 
 /// Returns the buckets of a DataParallel with these options.
 std::vector<ShardBucket> shard_buckets(const ParameterStore& store, int processes,
@@ -48,17 +55,17 @@ std::vector<ShardBucket> shard_buckets(const ParameterStore& store, int processe
 
 class DataParallel {
   public:
-    /// `store` must be allocated; between several processes it has no gradient block with ZeRO-2 and 3, and
-    /// no value block with ZeRO-3. Store and communicator must outlive this object.
+    /// `store` must be allocated, without a gradient block if options.has_slots(), and between several
+    /// processes with ZeRO-3 without a value block. Store and communicator must outlive this object.
     DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
                  const DataParallelOptions& options);
     ~DataParallel();
 
     // ---- Gradients ----
     /// Call before a micro-step's forward pass. Returns hooks for its backward pass, which start to sum
-    /// complete buckets before each attention: with ZeRO-2 and 3 in every micro-step, else in the last. The
-    /// first contribution to each gradient then overwrites the last step's, or with ZeRO-2 and 3 the last
-    /// micro-step's. Returns no hooks if there is only one process.
+    /// complete buckets before each attention: with slots in every micro-step, else in the last. The first
+    /// contribution to each gradient then overwrites the last step's, or with slots the last micro-step's.
+    /// Returns no hooks if there is only one process and no slots.
     BackwardHooks start_micro_step(const Context& ctx, std::int64_t micro_step, std::int64_t micro_steps);
     /// Work enqueued on ctx's stream after this call sees gradients() summed, over all micro-steps.
     void finish_gradients(const Context& ctx);
@@ -70,10 +77,11 @@ class DataParallel {
     /// x = the sum of x over processes, in ctx's stream order; used for small values such as the loss.
     void sum(const Context& ctx, const Tensor& x) const;
 
-    // ---- Values (sharded) ----
-    bool is_sharded() const { return options_.zero > 0; }
     /// The ranges that this process updates, in packing order.
     const std::vector<FlatRange>& own_ranges() const { return own_ranges_; }
+
+    // ---- Values (sharded) ----
+    bool is_sharded() const { return options_.zero > 0; }
     std::int64_t own_elements() const;
     /// Called after every process has updated its shard: starts to gather all values, in the order in which
     /// they are used, and returns hooks that make forward passes wait for them. With ZeRO-3 the hooks gather
@@ -122,8 +130,8 @@ class DataParallel {
     std::vector<Bucket> buckets_;
     std::vector<FlatRange> own_ranges_;
     Tensor gradients_;
-    Tensor own_values_, gathered_values_;      // ZeRO-3
-    std::unique_ptr<GradientSlots> slots_;     // ZeRO-2 and 3
+    Tensor own_values_, gathered_values_;  // ZeRO-3
+    std::unique_ptr<GradientSlots> slots_;
     std::unique_ptr<ValueSlots> value_slots_;  // ZeRO-3
     bool adds_ = false;                        // sums are added to those of the micro-steps before
     std::vector<const Bucket*> complete_;      // complete buckets whose sums have not started

@@ -71,19 +71,5 @@ TEST(ClipGlobalNorm, RefusesTheUpdateWhenGradientOrLossIsNotFinite) {
     }
 }
 
-TEST(FirstNonFiniteGradient, NamesTheParameter) {
-    const Context ctx;
-    ParameterStore store;
-    store.add("a", {3}, Init::zeros());
-    const Parameter b = store.add("b", {5, 2}, Init::zeros());
-    const Parameter c = store.add("c", {2}, Init::zeros());
-    store.allocate(ctx, DType::f32);
-    EXPECT_EQ(first_non_finite_gradient(ctx, store), "");
-    c.grad().data<float>()[1] = std::numeric_limits<float>::infinity();
-    EXPECT_EQ(first_non_finite_gradient(ctx, store), "c");
-    b.grad().data<float>()[9] = std::nanf("");
-    EXPECT_EQ(first_non_finite_gradient(ctx, store), "b");
-}
-
 }  // namespace
 }  // namespace gradtile

@@ -449,5 +449,43 @@ TEST(DataParallel, AllocatesTheGradientsAndValuesThatTheMemoryPlanHas) {
         }
 }
 
+/// The gradients of a small model after some micro-steps in a single process.
+std::vector<double> gradients_after(std::int64_t micro_steps, const std::shared_ptr<Allocator>& sums) {
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore store;
+    const Transformer transformer({.layers = 3, .heads = 2, .width = 64, .context = 16, .vocabulary = 101},
+                                  store);
+    const DataParallelOptions options{.offloads_sums = sums != nullptr, .sum_allocator = sums};
+    store.allocate(ctx, DType::f32, {.gradient_block = !options.has_slots(1)});
+    store.initialize(ctx, Seed{1});
+    ProcessGroup group;
+    const auto communicator = make_communicator(ctx, group);
+    DataParallel parallel(ctx, store, *communicator, options);
+    for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+        const Tensor tokens = zeros(ctx, {2, 16}, DType::i32);
+        fill(ctx, tokens, static_cast<double>(7 * micro_step + 3));
+        const BackwardHooks hooks = parallel.start_micro_step(ctx, micro_step, micro_steps);
+        Transformer::Saved saved;
+        transformer.forward(ctx, tokens, tokens, saved);
+        transformer.backward(ctx, std::move(saved), hooks);
+    }
+    store.zero_unwritten_gradients(ctx);
+    parallel.finish_gradients(ctx);
+    EXPECT_EQ(parallel.own_ranges(), (std::vector<FlatRange>{{0, store.flat_elements()}}));
+    return to_host(ctx, parallel.gradients());
+}
+
+TEST(DataParallel, SumsInOtherMemoryAreThoseOfAGradientBlock) {
+    const auto memory = std::make_shared<test::CountedMemory>();
+    EXPECT_EQ(gradients_after(1, memory), gradients_after(1, nullptr));
+    EXPECT_GT(memory->peak, 0U);
+    // A gradient block adds inside the products, in another order.
+    const std::vector<double> kept = gradients_after(3, memory), block = gradients_after(3, nullptr);
+    ASSERT_EQ(kept.size(), block.size());
+    double largest = 0;
+    for (const double g : block) largest = std::max(largest, std::abs(g));
+    for (std::size_t i = 0; i < block.size(); ++i) EXPECT_NEAR(kept[i], block[i], 1e-6 * largest) << i;
+}
+
 }  // namespace
 }  // namespace gradtile::test
