@@ -48,6 +48,7 @@ class LanesThread : public DecodeWork<T, Block_, LanesShared<Block_>> {
                          unroll = Block::unroll, n = Block::elements, columns = Block::columns;
     using Vector = kernels::Packed<T, n>;
     using Vectors = uint4[unroll][vectors];
+    static constexpr unsigned nan_bits = ~0u;
     using Work::p_, Work::shared_, Work::lane_, Work::warp_, Work::text_, Work::kv_head_, Work::position_,
         Work::mask_, Work::keys_;
     using Work::token_of, Work::head_of, Work::last_key, Work::block_of;
@@ -60,8 +61,8 @@ class LanesThread : public DecodeWork<T, Block_, LanesShared<Block_>> {
 
     /// Reads all that no preceding kernel may still write: the first cached keys and values, and the rule.
     __device__ __forceinline__ void read_ahead() {
-        load_cached(k_, p_.cached_k, keys_.begin);
-        load_cached(v_, p_.cached_v, keys_.begin);
+        load_cached(k_, p_.cached_k, keys_.begin, nan_bits);
+        load_cached(v_, p_.cached_v, keys_.begin, 0);
         find_blocks(keys_.begin + Block::pass_keys);
 #pragma unroll
         for (int h = 0; h < queries; ++h)
@@ -106,12 +107,12 @@ class LanesThread : public DecodeWork<T, Block_, LanesShared<Block_>> {
             multiply_keys(score);
             apply_rule(score, pass);
             if (next_pass < keys_.end) {
-                load_cached(k_, p_.cached_k, next_pass);
+                load_cached(k_, p_.cached_k, next_pass, nan_bits);
                 load_new(k_, p_.k, next_pass);
             }
             add_values(score);
             if (next_pass >= keys_.end) break;
-            load_cached(v_, p_.cached_v, next_pass);
+            load_cached(v_, p_.cached_v, next_pass, 0);
             load_new(v_, p_.v, next_pass);
             find_blocks(next_pass + Block::pass_keys);
         }
@@ -166,8 +167,10 @@ class LanesThread : public DecodeWork<T, Block_, LanesShared<Block_>> {
     }
 
     /// Loads all keys but the new ones, from the L2 cache and not from L1, because another multiprocessor may
-    /// have written them. Keys in a block outside the cache are NaN.
-    __device__ __forceinline__ void load_cached(Vectors& to, const CachedHeads<T>& from, int pass) const {
+    /// have written them. Keys in a block outside the cache become NaN, their values 0, which a query that
+    /// does not see them needs: `missing` has the bits.
+    __device__ __forceinline__ void load_cached(Vectors& to, const CachedHeads<T>& from, int pass,
+                                                unsigned missing) const {
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
             const int key = key_of(pass, u), block = blocks_of_keys_[u];
@@ -179,7 +182,7 @@ class LanesThread : public DecodeWork<T, Block_, LanesShared<Block_>> {
                 to[u][j] = uint4{};
                 if (is_cached && column_of(j) < p_.head_dim)
                     to[u][j] = is_held ? __ldcg(reinterpret_cast<const uint4*>(head + column_of(j)))
-                                       : uint4{~0u, ~0u, ~0u, ~0u};
+                                       : uint4{missing, missing, missing, missing};
             }
         }
     }

@@ -326,10 +326,9 @@ TEST(Decode, KeysInBlocksGiveTheBitsOfContiguousKeysOnACpu) {
 }
 
 /// Two texts in blocks of 16 tokens. Text 1 has 18 tokens and gets 3 more, so that all are in its block 1.
-DecodeOperands operands_in_blocks(const Context& ctx) {
+DecodeOperands operands_in_blocks(const Context& ctx, DType dtype = DType::f32) {
     DecodeOperands x = decode_operands(
-        ctx, {.heads = 2, .kv_heads = 1, .dim = 8, .context = 64, .positions = {5, 18}, .tokens = 3},
-        DType::f32);
+        ctx, {.heads = 2, .kv_heads = 1, .dim = 8, .context = 64, .positions = {5, 18}, .tokens = 3}, dtype);
     x.cache = in_blocks(ctx, x.cache, 16);
     return x;
 }
@@ -589,27 +588,29 @@ TEST_F(DecodeOnCuda, KeysInBlocksGiveTheBitsOfContiguousKeys) {
 
 /// Text 0 is complete. Without a block for new keys, the cache stays as it is.
 TEST_F(DecodeOnCuda, ABlockOutsideTheCacheGivesNaN) {
-    for (const std::int64_t block : {0, 1})
-        for (const std::int32_t value : {-1, 33}) {
-            const DecodeOperands x = operands_in_blocks(gpu());
-            const Tensor y = empty(gpu(), x.in.q.shape(), DType::f32);
-            const attention::DecodeScratch scratch(gpu(), 2, 2, x.cache, 3);
-            const std::vector<double> before = to_host(gpu(), x.cache.k);
-            set_entry(gpu(), x, block, value);
-            fill(gpu(), y, 0.0);  // the last kernel before decode() writes neither cache nor table
-            attention::decode(gpu(), y, x.in, x.cache, x.options, scratch);
-            const std::vector<double> values = to_host(gpu(), y);
-            for (std::size_t i = 0; i < values.size(); ++i)
-                EXPECT_EQ(std::isnan(values[i]), i >= values.size() / 2) << i;
-            if (block == 0) continue;
-            const std::vector<std::int64_t> table = integers(gpu(), x.cache.table);
-            std::vector<double> after = to_host(gpu(), x.cache.k);
-            // Text 0, in the last slot, has its new keys.
-            const std::int64_t elements = 16 * 8, own = table[3 * 4];
-            for (std::int64_t i = own * elements; i < (own + 1) * elements; ++i)
-                after[static_cast<std::size_t>(i)] = before[static_cast<std::size_t>(i)];
-            EXPECT_EQ(bits_of(after), bits_of(before));
-        }
+    for (const DType dtype : {DType::f32, DType::bf16})
+        for (const std::int64_t block : {0, 1})
+            for (const std::int32_t value : {-1, 33}) {
+                SCOPED_TRACE(concat(dtype, ", block ", block, ", entry ", value));
+                const DecodeOperands x = operands_in_blocks(gpu(), dtype);
+                const Tensor y = empty(gpu(), x.in.q.shape(), dtype);
+                const attention::DecodeScratch scratch(gpu(), 2, 2, x.cache, 3);
+                const std::vector<double> before = to_host(gpu(), x.cache.k);
+                set_entry(gpu(), x, block, value);
+                fill(gpu(), y, 0.0);  // the last kernel before decode() writes neither cache nor table
+                attention::decode(gpu(), y, x.in, x.cache, x.options, scratch);
+                const std::vector<double> values = to_host(gpu(), y);
+                for (std::size_t i = 0; i < values.size(); ++i)
+                    EXPECT_EQ(std::isnan(values[i]), i >= values.size() / 2) << i;
+                if (block == 0) continue;
+                const std::vector<std::int64_t> table = integers(gpu(), x.cache.table);
+                std::vector<double> after = to_host(gpu(), x.cache.k);
+                // Text 0, in the last slot, has its new keys.
+                const std::int64_t elements = 16 * 8, own = table[3 * 4];
+                for (std::int64_t i = own * elements; i < (own + 1) * elements; ++i)
+                    after[static_cast<std::size_t>(i)] = before[static_cast<std::size_t>(i)];
+                EXPECT_EQ(bits_of(after), bits_of(before));
+            }
 }
 
 TEST_F(DecodeOnCuda, APositionOutsideTheCacheGivesNaN) {

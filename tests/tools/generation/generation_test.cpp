@@ -211,8 +211,11 @@ TEST(Generation, CachesGrowWithTheirTexts) {
 
 /// Three texts of which each grows by a token in turn, so that their blocks are not neighbours. Another text
 /// takes the blocks of one that ends. Some calls read several tokens.
-void expect_texts_in_scattered_blocks(const LanguageModel& model, double epsilon) {
+void expect_texts_in_scattered_blocks(const LanguageModel& model, double epsilon, bool reserved) {
+    SCOPED_TRACE(reserved);
     NextToken growing(model, /*slots=*/3), full_window(model, /*slots=*/3, /*use_cache=*/false);
+    // A pool that need not grow does not bring a text's blocks together.
+    if (reserved) growing.reserve(1000, 3);
     std::vector<std::vector<std::int32_t>> texts(3);
     const auto lengthen = [&](std::size_t i, std::size_t tokens) {
         for (std::size_t n = 0; n < tokens; ++n)
@@ -244,14 +247,16 @@ void expect_texts_in_scattered_blocks(const LanguageModel& model, double epsilon
 }
 
 TEST(Generation, TextsInScatteredBlocksHaveTheLogitsOfWholeTexts) {
-    expect_texts_in_scattered_blocks(*rotating_model(Context(Device::cpu(), 2), 1000), 0x1p-53);
+    const auto model = rotating_model(Context(Device::cpu(), 2), 1000);
+    for (const bool reserved : {false, true}) expect_texts_in_scattered_blocks(*model, 0x1p-53, reserved);
 }
 
 class GenerationOnCuda : public test::CudaTest {};
 
 /// Graphs are replayed while the table changes, and captured again when the pool grows.
 TEST_F(GenerationOnCuda, TextsInScatteredBlocksHaveTheLogitsOfWholeTexts) {
-    expect_texts_in_scattered_blocks(*rotating_model(gpu(), 1000, DType::f32), 0x1p-24);
+    const auto model = rotating_model(gpu(), 1000, DType::f32);
+    for (const bool reserved : {false, true}) expect_texts_in_scattered_blocks(*model, 0x1p-24, reserved);
 }
 
 /// Also when the cache is full, whose last token leaves its row for a token that needs the longer cache.
