@@ -153,6 +153,8 @@ TEST(Bench, TrainMemoryPrintsNoTimes) {
               "12 layers x 768, 12 heads, MLP 3072, context 1024, vocabulary 50257, 124.4M parameters");
     EXPECT_LT(rows[0].at("activations_mib"), rows[1].at("activations_mib"));
     EXPECT_FALSE(rows[0].contains("ms_per_step"));
+    EXPECT_EQ(rows[0].at("offload"), "none");
+    EXPECT_EQ(rows[0].at("host_mib"), 0);
     const std::vector<json> accumulated =
         rows_of({"bench", "train", "--device", "cpu", "--memory", "--preset", "llama-0.5b", "--batch", "64",
                  "--micro-batch", "32"});
@@ -161,6 +163,22 @@ TEST(Bench, TrainMemoryPrintsNoTimes) {
     EXPECT_EQ(
         accumulated[0].at("shape"),
         "24 layers x 896, 14 heads over 2, MLP 4864, context 1024, vocabulary 151936, 494.0M parameters");
+}
+
+TEST(Bench, TrainChoosesWhatFitsAMemoryBudget) {
+    const Arguments memory{"bench",    "train",     "--device", "cpu", "--memory",
+                           "--preset", "gpt2-124m", "--batch",  "8"};
+    const double budget = 3072;
+    EXPECT_GT(rows_of(memory).at(0).at("total_mib").get<double>(), budget);
+    const json fitted = rows_of(memory + Arguments{"--memory-budget", "3GiB"}).at(0);
+    EXPECT_LE(fitted.at("total_mib").get<double>(), budget);
+    EXPECT_LT(fitted.at("micro_batch").get<int>(), 8);
+    expect_table({"bench",    "train", "--device",        "cpu",  "--threads", "1", "--runs",    "1",
+                  "--layers", "3",     "--width",         "128",  "--heads",   "2", "--context", "64",
+                  "--batch",  "32",    "--memory-budget", "20MiB"},
+                 {"threads 1; chosen are recompute activations", "micro-batch"});
+    expect_refused(run(memory + Arguments{"--offload", "none,residuals"}),
+                   {"offload: \"residuals\" on cpu", "expected none"});
 }
 
 TEST(Bench, GenerateTimesThePromptAndTheTokensAfterIt) {
