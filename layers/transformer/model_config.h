@@ -94,8 +94,6 @@ struct ModelConfig {
     bool embedding_norm = false;    ///< a norm between the embeddings and the first block
     /// Block I's input is stream * x + x0 * (the first block's input), with two learned numbers (StreamMix).
     bool x0_lambdas = false;
-    /// Learned skips from the first half of the blocks to the second half, see skip_source().
-    bool unet_skips = false;
     bool attention_gate = false;  ///< attention's heads have a sigmoid gate (HeadGate), from its input
     /// Every other layer, the last one included, adds a gated embedding of the token to its values.
     bool value_embeddings = false;
@@ -134,11 +132,6 @@ struct ModelConfig {
     /// The window for layer `layer`, counted from 0. Returns 0 if the layer sees the whole context.
     std::int64_t window_of(std::int64_t layer) const {
         return window_pattern != 0 && (layer + 1) % window_pattern == 0 ? 0 : window;
-    }
-    /// The block whose output is added to the input of block `layer`, counted from 0: block 0's to the last
-    /// block, block 1's to the one before, and so on. Returns -1 if there is none.
-    std::int64_t skip_source(std::int64_t layer) const {
-        return unet_skips && layers - 1 - layer < layer ? layers - 1 - layer : -1;
     }
     /// Whether layer `layer`, counted from 0, has a value embedding.
     bool has_value_embedding(std::int64_t layer) const {

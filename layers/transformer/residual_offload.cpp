@@ -1,7 +1,5 @@
 #include <gradtile/layers/transformer/internal/residual_offload.h>
 
-#include <algorithm>
-
 namespace gradtile {
 namespace {
 
@@ -40,27 +38,26 @@ bool is_view_of_same_buffer(const Tensor& a, const Tensor& b) {
 }
 
 std::vector<Tensor*> residuals_of(const TransformerBlock& block, TransformerBlock::Saved& saved,
-                                  const StreamHistory& history) {
+                                  const Tensor& x0) {
     TensorList list;
     for (Tensor& term : saved.mix.terms) list.add(term);
     list.add(saved.input);
     if (saved.activations) list.add(*saved.activations);
     std::erase_if(list.tensors, [&](const Tensor* x) {
         const auto is_same = [&](const Tensor& other) { return is_view_of_same_buffer(*x, other); };
-        return is_same(history.x0) || std::ranges::any_of(history.outputs, is_same) ||
-               (block.attn.sinks.defined() && is_same(block.attn.sinks.value()));
+        return is_same(x0) || (block.attn.sinks.defined() && is_same(block.attn.sinks.value()));
     });
     return list.tensors;
 }
 
 }  // namespace
 
-void ResidualOffload::after_forward(const Context& ctx, std::size_t block, const StreamHistory& history) {
+void ResidualOffload::after_forward(const Context& ctx, std::size_t block, const Tensor& x0) {
     if (block > 0 && moves(block - 1)) stream_->join(ctx);
     leaving_ = {};
     if (!moves(block)) return;
     leaving_ = saved_[block];
-    stream_->start_leaving(ctx, residuals_of(blocks_[block], saved_[block], history));
+    stream_->start_leaving(ctx, residuals_of(blocks_[block], saved_[block], x0));
 }
 
 void ResidualOffload::before_backward(const Context& ctx, std::size_t block) const {

@@ -169,12 +169,11 @@ Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, c
     stream.inference = !std::holds_alternative<TrainingPass>(pass);
     kept.blocks.assign(blocks.size(), {});
     ResidualOffload offload(kept.offload, blocks, kept.blocks);
-    StreamHistory history(config, stream.x);
+    const Tensor x0 = config.x0_lambdas ? stream.x : Tensor();
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         notify_before_stage(hooks, i + 1, i + 2);
-        stream = blocks[i].forward(ctx, stream, pass, kept.blocks[i], history);
-        history.add_output(ctx, stream);
-        offload.after_forward(ctx, i, history);
+        stream = blocks[i].forward(ctx, stream, pass, kept.blocks[i], x0);
+        offload.after_forward(ctx, i, x0);
         if (saved == nullptr) kept.blocks[i] = {};
     }
     notify_before_stage(hooks, last_stage(), {});
@@ -205,16 +204,15 @@ void Transformer::backward(const Context& ctx, Saved saved, const BackwardHooks&
     if (!config.tied_head) notify_gradients_complete(hooks, head.weight);
     notify_before_stage(hooks, last_stage(), last_stage() - 1);
     SummedGradient stream = norm_f.backward(ctx, dx, saved.norm_f, hooks);
-    StreamGradients gradients;
+    Tensor d_x0;
     const ResidualOffload offload(saved.offload, blocks, saved.blocks);
     for (std::size_t i = blocks.size(); i-- > 0;) {
         offload.before_backward(ctx, i);
-        gradients.add_to_output(ctx, i, stream);
         notify_before_stage(hooks, i + 1, i > 0 || norm_e ? std::optional(i) : std::nullopt);
-        stream = blocks[i].backward(ctx, stream, saved.blocks[i], hooks, gradients);
+        stream = blocks[i].backward(ctx, stream, saved.blocks[i], hooks, d_x0);
         saved.blocks[i] = {};
     }
-    gradients.add_to_x0(ctx, stream);
+    if (d_x0.defined()) axpy(ctx, stream.dy, 1.0, d_x0);
     dx = dropout.backward(ctx, stream.dy, saved.dropout);
     if (norm_e) notify_before_stage(hooks, 0, {});
     if (norm_e) dx = norm_e->backward(ctx, dx, saved.norm_e, hooks);

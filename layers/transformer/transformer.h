@@ -35,7 +35,7 @@ struct ForwardOptions {
 ///     ln_f.{weight,bias}, head.weight [V,C] unless tied to wte.weight.
 /// Llama style: no wpe; norm_1, norm_2 and norm_f instead of ln_1, ln_2 and ln_f; h.I.mlp.{gate_up,down}.
 /// With qk_norm also h.I.attn.{q_norm,k_norm}.weight, with sinks h.I.attn.sinks [heads], with embedding_norm
-/// ln_e or norm_e, with x0_lambdas or unet_skips h.I.mix (StreamMix). Other kinds of block have other norms,
+/// ln_e or norm_e, with x0_lambdas h.I.mix (StreamMix). Other kinds of block have other norms,
 /// see TransformerBlock. With adapters, for every adapted matrix, such as h.I.attn.qkv.weight [out,in]:
 /// h.I.attn.qkv.lora_a [rank,in] and h.I.attn.qkv.lora_b [out,rank], after all other parameters.
 struct Transformer {

@@ -32,7 +32,7 @@ TransformerBlock::TransformerBlock(ParameterStore& parameters, const std::string
                                    const ModelConfig& config, std::int64_t layer,
                                    const TrainingOptions& training)
     : kind(config.block),
-      mix(parameters, name + ".mix", config, layer),
+      mix(parameters, name + ".mix", config),
       norm_1(norm_if(norm_places(kind).inputs, parameters, name, "1", config)),
       attn(parameters, name + ".attn", config, layer, training),
       norm_post_1(norm_if(norm_places(kind).outputs, parameters, name, "post_1", config)),
@@ -100,9 +100,9 @@ TransformerBlock::Activations TransformerBlock::recompute_activations(const Cont
 }
 
 Residual TransformerBlock::forward(const Context& ctx, Residual stream, const Pass& pass, Saved& saved,
-                                   const StreamHistory& history) const {
+                                   const Tensor& x0) const {
     Activations all;
-    stream = mix.forward(ctx, stream, history, saved.mix);
+    stream = mix.forward(ctx, stream, x0, saved.mix);
     Residual out = forward_layers(ctx, stream, pass, all);
     const auto* const training = std::get_if<TrainingPass>(&pass);
     if (training == nullptr) return out;
@@ -145,11 +145,11 @@ Tensor TransformerBlock::backward_attention(const Context& ctx, const SummedGrad
 }
 
 SummedGradient TransformerBlock::backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
-                                          const BackwardHooks& hooks, StreamGradients& gradients) const {
+                                          const BackwardHooks& hooks, Tensor& d_x0) const {
     check(saved.activations || saved.input.defined() || !saved.mix.terms.empty(),
           "transformer_block: backward requires the saved values of a forward pass");
     Activations kept = saved.activations ? *saved.activations : recompute_activations(ctx, saved);
-    return mix.backward(ctx, backward_layers(ctx, dy, kept, hooks), saved.mix, gradients, hooks);
+    return mix.backward(ctx, backward_layers(ctx, dy, kept, hooks), saved.mix, d_x0, hooks);
 }
 
 /// The gradient with respect to the first norm's input, in dy's memory. Frees the saved values.

@@ -1,5 +1,5 @@
 #pragma once
-/// One transformer block, and the sum of earlier streams that it may read.
+/// One transformer block, and the sum of streams that it may read.
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,49 +11,24 @@
 
 namespace gradtile {
 
-/// The residual streams of a forward pass that later blocks read.
-struct StreamHistory {
-    Tensor x0 = {};                    ///< the first block's input
-    std::int64_t kept = 0;             ///< how many blocks' outputs a skip reads
-    std::vector<Tensor> outputs = {};  ///< of these blocks, the first ones
-
-    StreamHistory() = default;
-    StreamHistory(const ModelConfig& config, const Tensor& first_input);
-    /// Keeps the output of the next block, if a skip reads it. Replaces the stream by its sum then.
-    void add_output(const Context& ctx, Residual& stream);
-};
-
-/// The gradients of these streams; undefined as long as nothing has been added.
-struct StreamGradients {
-    Tensor x0 = {};
-    std::vector<Tensor> outputs = {};
-
-    /// Adds what skips have contributed to block i's output.
-    void add_to_output(const Context& ctx, std::size_t i, SummedGradient& gradient);
-    void add_to_x0(const Context& ctx, SummedGradient& gradient) const;
-};
-
-/// A block's input as a learned sum: stream * x  [+ x0 * first block's input]  [+ skip * earlier block's
-/// output], where x is the output of the block below. config.x0_lambdas and config.skip_source() say which
-/// terms a layer has. Without a second term there is no sum, and the input is the stream itself.
+/// A block's input as a learned sum, if config.x0_lambdas: stream * x + x0 * (the first block's input), where
+/// x is the output of the block below. Else the input is x itself.
 ///
-/// Parameters of block h.I: h.I.mix.stream, h.I.mix.x0 and h.I.mix.skip [1], which start at 1, 0 and 1.
+/// Parameters of block h.I: h.I.mix.stream and h.I.mix.x0 [1], which start at 1 and 0.
 struct StreamMix {
     using Saved = WeightedSum::Saved;
-    bool reads_x0;
-    std::int64_t skip_source;  ///< the earlier block's number, or -1
     std::optional<WeightedSum> sum;
 
-    StreamMix(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
-              std::int64_t layer);
+    StreamMix(ParameterStore& parameters, const std::string& name, const ModelConfig& config);
     bool exists() const { return sum.has_value(); }
-    Residual forward(const Context& ctx, const Residual& stream, const StreamHistory& history,
-                     Saved& saved) const;
+    /// `x0` is the first block's input; undefined: no x0_lambdas.
+    Residual forward(const Context& ctx, const Residual& stream, const Tensor& x0, Saved& saved) const;
     /// Computes the sum again, with the same bits.
     Tensor recompute(const Context& ctx, const Saved& saved) const;
-    /// Returns the gradient of the stream in dy's memory, and adds to those of the other terms.
-    SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
-                            StreamGradients& gradients, const BackwardHooks& hooks) const;
+    /// Returns the gradient of the stream in dy's memory, and adds to d_x0, which is undefined as long as
+    /// nothing has been added.
+    SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved, Tensor& d_x0,
+                            const BackwardHooks& hooks) const;
 };
 
 /// x = x + dropout(attn(norm_1(x)));  x = x + dropout(mlp(norm_2(x)));  x [B,T,C]. Other kinds of block have
@@ -111,15 +86,15 @@ struct TransformerBlock {
     /// Returns the residual stream and the MLP's output, which the next norm adds, or their sum. Only a
     /// training pass saves what backward needs.
     Residual forward(const Context& ctx, Residual stream, const Pass& pass, Saved& saved,
-                     const StreamHistory& history = {}) const;
+                     const Tensor& x0 = {}) const;
     /// Returns dx in dy's memory, because each branch only adds to the residual stream's gradient. If norms
     /// have computed dx's column sums, these are attached; they are the gradient of the last bias in the
-    /// branch below. Adds to the gradients of the history's streams.
+    /// branch below. `d_x0`: see StreamMix.
     SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
-                            const BackwardHooks& hooks, StreamGradients& gradients) const;
+                            const BackwardHooks& hooks, Tensor& d_x0) const;
     SummedGradient backward(const Context& ctx, const SummedGradient& dy, const Saved& saved,
                             const BackwardHooks& hooks = {}) const {
-        StreamGradients none;
+        Tensor none;
         return backward(ctx, dy, saved, hooks, none);
     }
 

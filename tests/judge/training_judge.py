@@ -47,7 +47,7 @@ CASES = {
     "records": ["--norm", "rms", "--positions", "rope", "--rope-base", "1024", "--rope-scaling", "half-truncated", "--head-width", "16", "--qk-norm",
                 "--qk-norm-kind", "head-without-gain", "--embedding-norm", "--query-scalar", "69.4", "--logit-softcap", "15", "--logit-softcap-form", "root",
                 "--activation", "relu2", "--no-tied-head", "--zero-init"],
-    "streams": LLAMA + ["--layers", "5", "--x0-lambdas", "--unet-skips", "--dropout", "0.1"],
+    "streams": LLAMA + ["--layers", "5", "--x0-lambdas", "--dropout", "0.1"],
     "gates": LLAMA + ["--attention-gate", "--value-embeddings", "--optimizer", "muon", "--muon-lr", "0.01", "--muon-products", "f32",
                       "--embedding-lr-factor", "2"],
     "key-offset": ["--norm", "rms", "--positions", "rope", "--rope-base", "1024", "--rope-scaling", "half-truncated", "--head-width", "16", "--kv-heads", "2",
@@ -295,16 +295,12 @@ def loss_of(p, config, tokens, targets, documents, masks):
     if config["embedding-norm"]:
         x = norm(("", "e"), x)
     x = x0 = masks.drop(x, 0)
-    outputs = []
     for layer in range(config["layers"]):
         block = f"h.{layer}."
         kind = config["block"]
-        mirrored = config["layers"] - 1 - layer
         x = p.get(block + "mix.stream", 1) * x
         if config["x0-lambdas"]:
             x = x + p[block + "mix.x0"] * x0
-        if config["unet-skips"] and mirrored < layer:
-            x = x + p[block + "mix.skip"] * outputs[mirrored]
 
         def inward(number, x):
             return x if kind == "output-norm" else norm((block, number), x)
@@ -315,7 +311,6 @@ def loss_of(p, config, tokens, targets, documents, masks):
         first = masks.drop(outward(1, attend(layer, block, inward(1, x))), layer + 1, 0)
         second = masks.drop(outward(2, mlp(block, inward(2, x if kind == "parallel" else x + first))), layer + 1, 1)
         x = x + first + second
-        outputs.append(x)
     logits = F.linear(norm(("", "f"), x), p["wte.weight" if config["tied-head"] else "head.weight"])
     if cap := config["logit-softcap"]:
         logits = cap * torch.tanh(logits / cap) if config["logit-softcap-form"] == "tanh" else logits / torch.sqrt(1 + (logits / cap) ** 2)

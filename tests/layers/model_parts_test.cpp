@@ -35,20 +35,6 @@ TEST(ModelParts, InitialLambdasChangeNothing) {
     EXPECT_NE(with.loss({}), without.loss({}));
 }
 
-TEST(ModelParts, SkipsConnectMirroredBlocks) {
-    const auto sources = [](std::int64_t layers) {
-        const ModelConfig config{.layers = layers, .unet_skips = true};
-        std::vector<std::int64_t> list;
-        for (std::int64_t layer = 0; layer < layers; ++layer) list.push_back(config.skip_source(layer));
-        return list;
-    };
-    using List = std::vector<std::int64_t>;
-    EXPECT_EQ(sources(1), (List{-1}));
-    EXPECT_EQ(sources(4), (List{-1, -1, 1, 0}));
-    EXPECT_EQ(sources(5), (List{-1, -1, -1, 1, 0}));
-    EXPECT_EQ((ModelConfig{.layers = 4}.skip_source(3)), -1);
-}
-
 /// With zeros for the gates' weights a gate is exactly a half, which doubled projections make up for.
 TEST(ModelParts, AnInitialAttentionGateHalvesAttention) {
     ModelConfig gated = tiny_gpt2();

@@ -37,7 +37,7 @@ std::vector<std::pair<std::string, SmallModel>> shared_models() {
     models.emplace_back("options_activations", SmallModel(options, {.recompute = Recompute::activations}));
     ModelConfig gates = sizes;
     gates.layers = 3;
-    gates.x0_lambdas = gates.unet_skips = gates.attention_gate = gates.value_embeddings = true;
+    gates.x0_lambdas = gates.attention_gate = gates.value_embeddings = true;
     models.emplace_back("gates_block", SmallModel(gates, {.recompute = Recompute::block}));
     models.emplace_back("lora", SmallModel(sizes, {}, {.rank = 2}));
     return models;

@@ -41,7 +41,7 @@ SmallModel tiny_lora() {
 SmallModel tiny_lora_with_gates() {
     ModelConfig config = tiny_gpt2();
     config.layers = 3;
-    config.x0_lambdas = config.unet_skips = config.attention_gate = config.value_embeddings = true;
+    config.x0_lambdas = config.attention_gate = config.value_embeddings = true;
     return {config, {}, {.rank = 2}};
 }
 

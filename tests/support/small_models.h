@@ -124,7 +124,7 @@ inline std::vector<FamilyModel> family_models(const ModelConfig& sizes) {
     });
     add("streams", [](ModelConfig& c) {
         c.layers = 4;
-        c.x0_lambdas = c.unet_skips = true;
+        c.x0_lambdas = true;
     });
     add("gates", [](ModelConfig& c) {
         c.qk_norm = c.attention_gate = c.value_embeddings = true;

@@ -305,22 +305,6 @@ void Operators::add_learned_factors(std::vector<OperandRow>& all) const {
                    {tokens},
                    [&](const Operands& t) { PreviousTokens(ctx, {.positions = t[0]}); },
                    {0}});  // without documents
-    add("layers/transformer/transformer_block.h: add_output", "stream_history: ", {x},
-        [&](const Operands& t) {
-            StreamHistory history;
-            history.kept = 1;
-            Residual stream{t[0]};
-            history.add_output(ctx, stream);
-        });
-    add("layers/transformer/transformer_block.h: add_to_output", "axpy: ", {x}, [&](const Operands& t) {
-        StreamGradients gradients{.outputs = {numbers({1, 3, 8})}};
-        SummedGradient gradient{t[0]};
-        gradients.add_to_output(ctx, 0, gradient);
-    });
-    add("layers/transformer/transformer_block.h: add_to_x0", "axpy: ", {x}, [&](const Operands& t) {
-        SummedGradient gradient{t[0]};
-        StreamGradients{.x0 = numbers({1, 3, 8})}.add_to_x0(ctx, gradient);
-    });
 }
 
 void Operators::add_transformer(std::vector<OperandRow>& all) const {

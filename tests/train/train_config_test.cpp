@@ -66,9 +66,10 @@ TEST(TrainConfig, UnknownKeyIsRefusedWithTheNearestKnownOne) {
 /// Files of earlier versions hold settings that were removed.
 TEST(TrainConfig, RemovedSettingsAreReadIfTheyWereOff) {
     TrainConfig config;
-    apply_config_text(config, R"({"smear": false, "average-decay": 0.0, "layers": 3})", "a.json");
+    apply_config_text(config, R"({"smear": false, "unet-skips": false, "average-decay": 0.0, "layers": 3})",
+                      "a.json");
     EXPECT_EQ(config.model.layers, 3);
-    for (const char* on : {R"({"smear": true})", R"({"average-decay": 0.9})"})
+    for (const char* on : {R"({"smear": true})", R"({"unet-skips": true})", R"({"average-decay": 0.9})"})
         EXPECT_THAT(message_of([&] { apply_config_text(config, on, "a.json"); }),
                     HasSubstr("a.json: unknown setting '"));
 }

@@ -296,7 +296,7 @@ ModelConfig olmo2_style() {
 ModelConfig streams_style() {
     ModelConfig config = small_llama();
     config.layers = 4;
-    config.x0_lambdas = config.unet_skips = true;
+    config.x0_lambdas = true;
     return config;
 }
 ModelConfig gates_style() {

@@ -105,11 +105,6 @@ void visit_architecture_settings(Config& c, Visit& visit) {
     visit(Setting{"x0-lambdas", "a block's input is a learned sum of the stream and the first block's input",
                   architecture, any_value, model_users},
           c.model.x0_lambdas);
-    visit(
-        Setting{"unet-skips",
-                "block i's output is added to the input of the i-th block from the end, by a learned factor",
-                architecture, any_value, model_users},
-        c.model.unet_skips);
     visit(Setting{"attention-gate", "a sigmoid gate for each head of attention's output, from its input",
                   architecture, any_value, model_users},
           c.model.attention_gate);

@@ -18,8 +18,9 @@ class ResidualOffload {
                     std::vector<TransformerBlock::Saved>& saved)
         : stream_(stream), blocks_(blocks), saved_(saved) {}
 
-    /// Call after each block's forward pass, in order. `history` has the block's output if a skip reads it.
-    void after_forward(const Context& ctx, std::size_t block, const StreamHistory& history);
+    /// Call after each block's forward pass, in order. `x0`: the first block's input, if later blocks read
+    /// it.
+    void after_forward(const Context& ctx, std::size_t block, const Tensor& x0);
     /// Call before each block's backward pass, in reverse order.
     void before_backward(const Context& ctx, std::size_t block) const;
 

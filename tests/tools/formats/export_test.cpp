@@ -143,8 +143,8 @@ TEST(Export, SettingsThatATargetCannotHoldAreNamed) {
                 HasSubstr("embedding-norm true cannot be stored in a model of type llama"));
     EXPECT_THAT(refusal(with(small_llama(), [](auto& c) { c.x0_lambdas = true; })),
                 HasSubstr("x0-lambdas true cannot be stored in a model of type"));
-    EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.unet_skips = true; }), ExportFormat::gguf),
-                HasSubstr("unet-skips true cannot be stored in a model of type"));
+    EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.x0_lambdas = true; }), ExportFormat::gguf),
+                HasSubstr("x0-lambdas true cannot be stored in a model of type"));
     EXPECT_THAT(refusal(with(small_gpt2(), [](auto& c) { c.attention_gate = true; })),
                 HasSubstr("attention-gate true cannot be stored in a model of type"));
     for (const ExportFormat format : {ExportFormat::safetensors, ExportFormat::gguf})

@@ -157,8 +157,7 @@ TEST_F(DataParallelTraining, ShardedHasTheLossCurveOfOneProcess) {
 /// the norm in another order; with one micro-step no order of gradients' sums differs.
 TEST_F(DataParallelTraining, ShardedGradientsAreBitIdenticalToWholeOnes) {
     const Arguments tied = {"--tied-head"}, untied = {"--no-tied-head", "--vocabulary", "71"};
-    const Arguments records = {"--x0-lambdas", "--unet-skips", "--value-embeddings", "--attention-gate",
-                               "--embedding-norm"};
+    const Arguments records = {"--x0-lambdas", "--value-embeddings", "--attention-gate", "--embedding-norm"};
     const Arguments narrow = {"--dtype", "bf16", "--masters", "split", "--moment-dtype", "int8"};
     const Arguments recomputed = {"--recompute", "block", "--dropout", "0.1"};
     const Arguments packed = {"--packed", "--document-token", "10", "--tokenizer", "bytes"};
@@ -188,11 +187,15 @@ TEST_F(DataParallelTraining, ShardedGradientsAreBitIdenticalToWholeOnes) {
 TEST_F(DataParallelTraining, ShardedValuesAreBitIdenticalToWholeOnes) {
     const Arguments tied = {"--tied-head", "--sample-every", "5", "--tokenizer", "bytes"},
                     untied = {"--no-tied-head", "--vocabulary", "71", "--micro-batch", "1"};
-    const Arguments records = {"--x0-lambdas",       "--unet-skips",
-                               "--value-embeddings", "--attention-gate",
-                               "--embedding-norm",   "--sinks",
-                               "--recompute",        "block",
-                               "--micro-batch",      "1"};
+    const Arguments records = {"--x0-lambdas",
+                               "--value-embeddings",
+                               "--attention-gate",
+                               "--embedding-norm",
+                               "--sinks",
+                               "--recompute",
+                               "block",
+                               "--micro-batch",
+                               "1"};
     const Arguments llama = {"--positions", "rope",    "--norm",    "rms",         "--qk-norm",  "--kv-heads",
                              "1",           "--sinks", "--no-bias", "--recompute", "activations"};
     const Arguments narrow = {"--dtype", "bf16", "--masters", "split", "--moment-dtype", "int8"};
@@ -247,8 +250,8 @@ TEST_F(DataParallelTraining, ResumesWithAnotherZeroLevelToTheBit) {
 TEST_F(DataParallelTraining, SharedSequencesHaveTheLossCurveOfOneProcess) {
     const Arguments llama = {"--positions", "rope",      "--norm", "rms",     "--qk-norm", "--kv-heads",
                              "1",           "--softcap", "20",     "--sinks", "--no-bias"};
-    const Arguments blocks = {
-        "--recompute", "block", "--x0-lambdas", "--unet-skips", "--attention-gate", "--value-embeddings"};
+    const Arguments blocks = {"--recompute", "block", "--x0-lambdas", "--attention-gate",
+                              "--value-embeddings"};
     for (const Arguments& model : {Arguments(), llama, blocks}) {
         const auto one_process = train(1, model);
         expect_same_curve(one_process, train(2, model + Arguments{"--context-parallel", "2"}));
@@ -337,7 +340,7 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfAttentio
 
 /// A block's gradients are complete in another order with sums of streams, gates and value embeddings.
 TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWithTheOptionsOfTheRecords) {
-    const Arguments options = {"--x0-lambdas", "--unet-skips", "--value-embeddings", "--attention-gate"};
+    const Arguments options = {"--x0-lambdas", "--value-embeddings", "--attention-gate"};
     const auto one_process = train(1, options);
     expect_same_curve(one_process, train(2, options));
     expect_same_curve(one_process, train(2, options + Arguments{"--zero", "1"}));
@@ -543,8 +546,13 @@ TEST_F(DataParallelOnGpus, ShardedOptimizersHaveTheLossCurveOfOneGpu) {
 
 /// Values are gathered on another stream while kernels read those of other slots.
 TEST_F(DataParallelOnGpus, ShardedValuesAreBitIdenticalToWholeOnes) {
-    const Arguments records = {"--x0-lambdas",     "--unet-skips", "--value-embeddings", "--attention-gate",
-                               "--embedding-norm", "--sinks",      "--recompute",        "block"};
+    const Arguments records = {"--x0-lambdas",
+                               "--value-embeddings",
+                               "--attention-gate",
+                               "--embedding-norm",
+                               "--sinks",
+                               "--recompute",
+                               "block"};
     for (const Arguments& variant : {Arguments{"--dtype", "bf16"},
                                      {"--dtype", "f32", "--no-tied-head"},
                                      {"--dtype", "bf16", "--masters", "split", "--no-cuda-graph"},

@@ -112,7 +112,7 @@ TEST(ConfiguredOptimizer, MuonSplitsPackedMatrices) {
 /// Gates, embeddings of values and factors of sums are AdamW's.
 TEST(ConfiguredOptimizer, MuonLeavesGatesAndValueEmbeddingsToAdamW) {
     ModelConfig config{.layers = 2, .heads = 2, .width = 32, .context = 8, .vocabulary = 8};
-    config.x0_lambdas = config.unet_skips = config.attention_gate = config.value_embeddings = true;
+    config.x0_lambdas = config.attention_gate = config.value_embeddings = true;
     ParameterStore store;
     const Transformer model(config, store);
     for (const char* const name :
