@@ -539,7 +539,7 @@ TEST_F(ReplacedRanks, EndTheRunWithTheirError) {
 TEST_F(ReplacedRanks, AreOffOnRequestAndWithAShardedState) {
     for (const Arguments& settings : {Arguments{"--on-loss", "stop"}, {"--zero", "1"}, {"--zero", "3"}}) {
         extra_settings_ = settings;
-        const std::filesystem::path out = place_ / settings[0];
+        const std::filesystem::path out = place_ / (settings[0] + settings[1]);
         Program program = launch(training(out));
         wait_for_steps(program, out, 20);
         signal_process(process_of(out, 1), SIGKILL);
