@@ -35,7 +35,7 @@ int main() {
         parameters.reset_gradients();
         Transformer::Saved saved;
         const Tensor loss = model.forward(ctx, batch.tokens, batch.targets, saved);
-        model.backward(ctx, saved);
+        model.backward(ctx, std::move(saved));
         const Clip clip = clip_global_norm(ctx, parameters.gradients(), {.max_norm = 1.0, .loss = loss});
         optimizer.step(ctx, schedule(step), {.gradient_scale = clip.scale});
 

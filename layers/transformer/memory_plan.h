@@ -76,8 +76,8 @@ struct MemoryPlan {
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
 
 /// Makes a plan with a dry run of forward and backward (Context::plan), so `activations` is exactly what a
-/// real step needs. Tokens and targets are not included. With Context().plan(Arena::for_planning(device)),
-/// this machine needs no such device.
+/// real step needs whose backward() receives std::move(saved). Tokens and targets are not included. With
+/// Context().plan(Arena::for_planning(device)), this machine needs no such device.
 MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request);
 
 /// The largest micro-batch whose plan's total is at most `budget` bytes; 0 when not even one sequence fits.

@@ -207,7 +207,7 @@ TEST_P(PackedTransformer, RunsInThePlannedMemory) {
     Transformer::Saved saved;
     const ForwardOptions options{.dropout = key_of(0), .documents = f.documents};
     EXPECT_EQ(item(f.ctx, f.model.forward(inside, f.tokens, f.targets, saved, options)), expected.front());
-    f.model.backward(inside, saved);
+    f.model.backward(inside, std::move(saved));
 }
 
 /// The masks belong to windows in the global batch, not to windows in a micro-batch.

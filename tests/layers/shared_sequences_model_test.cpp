@@ -226,7 +226,7 @@ TEST_P(SharedSequencesOf, FitExactlyInThePlannedMemory) {
                 Transformer::Saved saved;
                 const Tensor loss = model.forward(inside, tokens, tokens, saved,
                                                   {.documents = shared_documents(ctx, ring, 2)});
-                model.backward(inside, saved);
+                model.backward(inside, std::move(saved));
             }
             const std::lock_guard lock(mutex);
             largest = std::max(largest, arena->peak_bytes());
