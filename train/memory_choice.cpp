@@ -128,12 +128,12 @@ class Chooser {
         const double residuals = bus(plan.residuals, micro_batch), forward = micro_steps / 3.0;
         const double waits =
             std::max(0.0, residuals - forward) + std::max(0.0, residuals - (passes - forward));
-        // A micro-step's gradients leave during backward, and are read by the next one that adds to them.
+        // A micro-step's gradients leave during backward, which waits for them.
         const std::int64_t batch = micro_batch * config.accumulation_steps(ranks_);
         std::size_t read_by_update = 0;
         double sums = 0.0;
         if (has_part(config.offload, Offload::gradients)) {
-            sums = std::max(0.0, bus(plan.gradient_sums, micro_batch) - (passes - forward));
+            sums = bus(plan.gradient_sums, micro_batch);
             read_by_update += 2 * plan.gradient_sums;  // by the norm, too
         }
         if (has_part(config.offload, Offload::optimizer)) read_by_update += plan.masters + plan.optimizer;

@@ -28,21 +28,22 @@ Passes passes_of(const ParallelStep& step, const CostConstants& constants) {
     const auto piece = [&](const Work& part) {
         return QueuedPiece{.seconds = work_seconds(part, step.dtype, constants)};
     };
-    // A block's residuals and gradients cross the bus while other blocks compute.
-    const auto block = [&](const Work& part, double bus_bytes) {
-        return QueuedPiece{.seconds = std::max(piece(part).seconds, bus_bytes / assumed_bus_bytes)};
+    // A block's residuals cross the bus while the next block computes. Gradients were measured not to overlap
+    // (bench/results/2026-11-29-offload-h200.md).
+    const double residual_seconds = work.residual_bytes_of_block / assumed_bus_bytes;
+    const auto block = [&](const Work& part, double gradient_bytes) {
+        return QueuedPiece{.seconds = std::max(piece(part).seconds, residual_seconds) +
+                                      gradient_bytes / assumed_bus_bytes};
     };
     const auto blocks = static_cast<std::size_t>(step.layers);
     Passes passes;
     passes.forward = {piece(work.embed_forward)};
-    passes.forward.insert(passes.forward.end(), blocks,
-                          block(work.block_forward, work.residual_bytes_of_block));
+    passes.forward.insert(passes.forward.end(), blocks, block(work.block_forward, 0.0));
     passes.forward.push_back(piece(work.head));
     // The head's piece is empty: its gradient is computed in the forward pass.
     passes.backward = {QueuedPiece{}};
-    passes.backward.insert(
-        passes.backward.end(), blocks,
-        block(work.block_backward, std::max(work.residual_bytes_of_block, work.gradient_bytes_of_block)));
+    passes.backward.insert(passes.backward.end(), blocks,
+                           block(work.block_backward, work.gradient_bytes_of_block));
     passes.backward.push_back(piece(work.embed_backward));
     return passes;
 }

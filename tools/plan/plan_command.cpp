@@ -193,8 +193,8 @@ class Planner {
                 "assumed 50 GB/s");
         if (has_part(config.offload, Offload::gradients))
             lines.push_back(
-                "compute and update: offloaded gradients cross the bus at an assumed 50 GB/s, once in each "
-                "backward pass, for the norm and for the update");
+                "compute and update: offloaded gradients cross the bus at an assumed 50 GB/s: in each "
+                "backward pass, which waits, for the norm and for the update");
         return lines;
     }
 

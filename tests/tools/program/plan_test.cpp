@@ -128,6 +128,21 @@ TEST(Plan, CountsOffloadedResidualsAsHostMemoryAndTime) {
     EXPECT_LE(compute_ms(plan), 1e3 * 2 * residuals / 50e9 + compute_ms(kept));
 }
 
+TEST(Plan, CountsOffloadedGradientsAsHostMemory) {
+    const json plan = plan_of(gpt2_plan(1, 8) + Arguments{"--offload", "gradients"}),
+               kept = plan_of(gpt2_plan(1, 8));
+    const double sums = kept.at("memory").at("gradients_bytes").get<double>();
+    EXPECT_EQ(plan.at("memory").at("host_bytes").get<double>(), sums);
+    // What stays are a tied embedding, 31% of the model, and at most four slots of 1/16 and a matrix (2%).
+    EXPECT_LT(plan.at("memory").at("gradients_bytes").get<double>(), (0.31 + 4 * (1.0 / 16 + 0.02)) * sums);
+    const auto ms = [](const json& of, const char* part) {
+        return of.at("predictions")[0].at(part).get<double>();
+    };
+    const double crossing = 1e3 * sums / 50e9;
+    EXPECT_NEAR(ms(plan, "compute_ms") - ms(kept, "compute_ms"), crossing, 1e-6 * crossing);
+    EXPECT_NEAR(ms(plan, "update_ms"), 2 * crossing, 1e-6 * crossing);
+}
+
 TEST(Plan, PrintsTheLargestMicroBatchThatFits) {
     const json plan = plan_of(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"});
     EXPECT_FALSE(plan.at("fits"));
