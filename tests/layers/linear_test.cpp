@@ -44,7 +44,7 @@ TEST(Linear, WithoutParametersThrows) {
     ParameterStore store;
     const Linear declared(store, "l", 3, 4);
     EXPECT_THAT(test::message_of([&] { declared.forward(cpu, x, saved); }),
-                testing::HasSubstr("parameter l.weight: has no value"));
+                testing::HasSubstr("parameter l.weight: has no dtype; its store is not allocated"));
 }
 
 TEST(Linear, BackwardNeedsWhatForwardSaved) {
