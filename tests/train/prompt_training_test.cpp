@@ -233,7 +233,7 @@ TEST_P(PromptModels, RunInThePlannedMemory) {
     EXPECT_EQ(item(f.ctx, f.model.forward(inside, f.batch.tokens, f.batch.targets, saved,
                                           {.documents = f.batch.documents})),
               expected);
-    f.model.backward(inside, saved);
+    f.model.backward(inside, std::move(saved));
 }
 
 /// Windows and ALiBi count rows, but positions repeat in the rows of a shared prompt.

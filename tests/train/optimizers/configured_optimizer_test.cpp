@@ -115,9 +115,8 @@ TEST(ConfiguredOptimizer, MuonLeavesGatesAndValueEmbeddingsToAdamW) {
     config.x0_lambdas = config.attention_gate = config.value_embeddings = true;
     ParameterStore store;
     const Transformer model(config, store);
-    for (const char* const name :
-         {"h.1.attn.gate.weight", "h.1.attn.value_gate.weight", "h.1.attn.value_embedding.weight",
-          "h.1.mix.stream", "h.1.mix.x0", "h.1.mix.skip"})
+    for (const char* const name : {"h.1.attn.gate.weight", "h.1.attn.value_gate.weight",
+                                   "h.1.attn.value_embedding.weight", "h.1.mix.stream", "h.1.mix.x0"})
         EXPECT_TRUE(block_matrix_rows(store.find(name), config).empty()) << name;
 }
 
