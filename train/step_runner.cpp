@@ -75,8 +75,7 @@ void StepRunner::plan_arena() {
     const Context& ctx = replica_.model.ctx;
     const auto counting = Arena::for_planning(ctx.device());
     const Context dry = ctx.plan(counting);
-    const bool offloads = has_part(config_.offload, Offload::residuals);
-    if (offloads) offload_ = std::make_shared<OffloadStream>(dry);
+    if (has_part(config_.offload, Offload::residuals)) offload_ = std::make_shared<OffloadStream>(dry);
     for (const StepShape& shape : shapes_.all()) compute_step(dry, shape);
     if (validation_) {
         const Batch batch =
@@ -89,9 +88,8 @@ void StepRunner::plan_arena() {
         activation_bytes_ = std::max(activation_bytes_, replica_.parallel.bytes_to_gather_values());
     arena_ctx_ = std::make_unique<Context>(
         ctx.with_allocator(std::make_shared<Arena>(ctx.device(), activation_bytes_)));
-    if (!offloads) return;
-    residual_bytes_ = offload_->host().peak_bytes();
-    offload_ = std::make_shared<OffloadStream>(ctx, residual_bytes_);
+    residual_bytes_ = offload_ ? offload_->host().peak_bytes() : 0;
+    if (offload_) offload_ = std::make_shared<OffloadStream>(ctx, residual_bytes_);
 }
 
 /// Enqueues all device work of a step, from the current input to result_; under a planning context, allocates

@@ -148,6 +148,23 @@ void KeyValueCache::update_table(const Context& ctx) {
     cuda::synchronize(ctx.device(), ctx.stream());  // `entries` ends here
 }
 
+void KeyValueCache::check_fits(const PackedTexts& pass) const {
+    std::int64_t tokens = 0, next_slot = 0;
+    for (const auto& [slot, start, length] : pass.texts) {
+        check(slot >= next_slot && slot < slots(), "transformer: a text in slot ", slot,
+              " of a cache; expected slots in increasing order, below ", slots());
+        check(start >= 0 && length >= 1 && start + length <= capacity_, "transformer: ", length,
+              " tokens after ", start, " in the cache; it holds ", capacity_);
+        next_slot = slot + 1;
+        tokens += length;
+    }
+    const Shape expected{1, tokens};
+    for (const Tensor* x : {&pass.tokens, &pass.positions})
+        check(tokens > 0 && x->defined() && x->dtype() == DType::i32 && x->shape() == expected,
+              "transformer: packed texts of ", tokens, " tokens; expected at least one, and int32 ", expected,
+              " for tokens and positions");
+}
+
 void KeyValueCache::check_blocks(const Tensor& kv) const {
     check(kv.rank() == 4 && kv.size(0) == blocks_ && kv.size(1) == block_tokens, "key/value cache: blocks ",
           kv, "; expected [", blocks_, ", ", block_tokens, ", H, columns]");

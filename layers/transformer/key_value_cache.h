@@ -17,6 +17,7 @@
 namespace gradtile {
 
 struct EqualTexts;
+struct PackedTexts;
 
 /// Holds up to capacity() tokens for each of several texts. Each text has a slot, and takes blocks with
 /// resize(). Keys with rotary or learned positions depend on their tokens' positions. So to drop the first
@@ -82,6 +83,8 @@ class KeyValueCache {
     Tensor read(const Context& ctx, const Tensor& kv, const EqualTexts& texts, std::int64_t from,
                 std::int64_t length) const;
 
+    /// Throws Error unless every text's tokens fit its slot.
+    void check_fits(const PackedTexts& pass) const;
     /// Bytes for one text's keys and values.
     static double bytes_of_text(const ModelConfig& config, DType dtype, std::int64_t tokens);
 

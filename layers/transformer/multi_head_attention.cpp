@@ -270,7 +270,7 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const CachedPass& pass, co
     const Tensor o = empty(ctx, in.q.shape(), in.q.dtype());
     attention::Options pass_options = options_of_pass(ctx, {});
     for (const EqualTexts& texts : pass.texts) {
-        const auto& [slot, start, length] = texts.first;
+        const std::int64_t start = texts.first.start, length = texts.first.length;
         pass_options.causal = !has_prefix || start > 0;
         // Without cached tokens, the pass has all keys, and nothing is read from the cache.
         const auto keep = [&](const Tensor& kv, const Tensor& added) {

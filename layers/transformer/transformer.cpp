@@ -20,25 +20,6 @@ const ModelConfig& checked(const ModelConfig& config, const TrainingOptions& tra
     return config;
 }
 
-/// Throws Error unless every text's tokens fit its slot in the cache.
-void check_packed_texts(const PackedTexts& pass, const KeyValueCache& cache) {
-    const std::int64_t slots = cache.slots();
-    std::int64_t tokens = 0, next_slot = 0;
-    for (const auto& [slot, start, length] : pass.texts) {
-        check(slot >= next_slot && slot < slots, "transformer: a text in slot ", slot,
-              " of a cache; expected slots in increasing order, below ", slots);
-        check(start >= 0 && length >= 1 && start + length <= cache.capacity(), "transformer: ", length,
-              " tokens after ", start, " in the cache; it holds ", cache.capacity());
-        next_slot = slot + 1;
-        tokens += length;
-    }
-    const Shape expected{1, tokens};
-    for (const Tensor* x : {&pass.tokens, &pass.positions})
-        check(tokens > 0 && x->defined() && x->dtype() == DType::i32 && x->shape() == expected,
-              "transformer: packed texts of ", tokens, " tokens; expected at least one, and int32 ", expected,
-              " for tokens and positions");
-}
-
 /// The positions of packed texts' tokens.
 TokenPositions positions_of(const PackedTexts& pass) {
     if (pass.texts.size() == 1) return {.start = pass.texts.front().start};
@@ -49,11 +30,10 @@ TokenPositions positions_of(const PackedTexts& pass) {
 
 /// Each text's last row in x [1, N, C]: [texts, C].
 Tensor last_rows(const Context& ctx, const Tensor& x, const std::vector<PackedTexts::Text>& texts) {
-    const std::int64_t width = x.size(2);
-    const Tensor all = x.reshape({x.size(1), width});
+    const Tensor all = x.reshape({x.size(1), x.size(2)});
     if (std::ssize(texts) == all.size(0)) return all;
     if (texts.size() == 1) return all.slice(0, all.size(0) - 1, 1);
-    const Tensor last = empty(ctx, {std::ssize(texts), width}, x.dtype());
+    const Tensor last = empty(ctx, {std::ssize(texts), all.size(1)}, x.dtype());
     std::int64_t end = 0, row = 0;
     for (const PackedTexts::Text& text : texts) {
         end += text.length;
@@ -163,8 +143,7 @@ Tensor Transformer::embed(const Context& ctx, const Tensor& tokens, const Pass& 
 Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, const Pass& pass, Saved* saved,
                                      const ForwardHooks& hooks) const {
     notify_before_stage(hooks, 0, 1);
-    Saved discarded;
-    Saved& kept = saved != nullptr ? *saved : discarded;
+    Saved discarded, &kept = saved != nullptr ? *saved : discarded;
     Residual stream{embed(ctx, tokens, pass, kept)};
     stream.inference = !std::holds_alternative<TrainingPass>(pass);
     kept.blocks.assign(blocks.size(), {});
@@ -263,7 +242,7 @@ LayerAngles Transformer::rotation_angles(const Context& ctx, const TokenPosition
 }
 
 Tensor Transformer::logits(const Context& ctx, const PackedTexts& texts, const KeyValueCache& cache) const {
-    check_packed_texts(texts, cache);
+    cache.check_fits(texts);
     CachedPass pass{
         .texts = equal_texts(texts.texts, cache), .positions = positions_of(texts), .cache = cache};
     pass.angles = rotation_angles(ctx, pass.positions, texts.tokens.size(1));

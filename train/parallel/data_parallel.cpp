@@ -31,8 +31,9 @@ BucketRule bucket_rule(bool has_slots, std::int64_t elements) {
 std::vector<ShardBucket> shard_buckets(const ParameterStore& store, int processes,
                                        const DataParallelOptions& options) {
     const std::int64_t elements = store.flat_elements();
-    return shard_buckets(store.parameters(), elements, bucket_rule(options.has_slots(processes), elements),
-                         processes, processes > 1 ? options.whole_cost : WholeCost{});
+    const BucketRule rule = bucket_rule(options.zero >= 2 || options.offloads_sums, elements);
+    return shard_buckets(store.parameters(), elements, rule, processes,
+                         processes > 1 ? options.whole_cost : WholeCost{});
 }
 
 struct DataParallel::OwnPart {
