@@ -28,7 +28,8 @@ std::optional<LossSum> sum_losses(const Context& ctx, const Transformer& model, 
                                   const ForwardHooks& hooks) {
     LossSum sum;
     const std::int64_t first = shared.group(), stride = shared.groups();
-    auto& [loader, batch] = data;
+    SequentialLoader& loader = data.loader;
+    Batch& batch = data.batch;
     const std::int64_t rows = batch.tokens.size(0), windows = loader.windows();
     loader.rewind();
     loader.skip(first * rows);
