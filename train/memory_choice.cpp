@@ -174,7 +174,9 @@ class Chooser {
     }
 
     const MemoryPlan& pass_plan(const TrainConfig& of) {
-        auto& known = passes_[{of.training.recompute, of.micro_batch, of.offload}];
+        auto& known =
+            passes_[{of.training.recompute, of.micro_batch, has_part(of.offload, Offload::gradients),
+                     has_part(of.offload, Offload::residuals)}];
         if (!known) {
             TrainConfig config = config_;
             config.training.recompute = of.training.recompute;
@@ -199,7 +201,7 @@ class Chooser {
     std::int64_t ranks_;
     bool row_ranges_;
     JsonValue defaults_, present_;
-    std::map<std::tuple<Recompute, std::int64_t, Offload>, std::optional<MemoryPlan>> passes_;
+    std::map<std::tuple<Recompute, std::int64_t, bool, bool>, std::optional<MemoryPlan>> passes_;
     std::map<std::pair<MasterFormat, MomentFormat>, std::optional<MemoryPlan>> states_;
 };
 
