@@ -39,7 +39,7 @@ inline void notify_before_attention(const BackwardHooks& hooks) {
     if (hooks.before_attention) hooks.before_attention();
 }
 
-/// Of a forward or backward pass.
+/// `Hooks` are ForwardHooks or BackwardHooks.
 template <class Hooks>
 void notify_before_stage(const Hooks& hooks, std::size_t stage, std::optional<std::size_t> next) {
     if (hooks.before_stage) hooks.before_stage(stage, next);

@@ -1,6 +1,6 @@
 #pragma once
-/// What the kernels of decode.h share: a thread block's place in the call, and how results of parts of a
-/// text's keys are merged. decode_lanes.cuh is for few queries per K/V head, decode_tiles.cuh for more.
+/// Both kernels of decode.h use this file. It says which keys a thread block reads, and merges the results
+/// for parts of a text's keys. decode_lanes.cuh is for few queries per K/V head, decode_tiles.cuh for more.
 ///
 /// With few keys, the call's time is the latency of memory accesses that depend on each other. So the first
 /// keys and values are read before the preceding kernel has ended, except the new key and value, which that
@@ -89,7 +89,8 @@ __device__ __forceinline__ float exponential(float x) {
     return device::exp2_fast(x * std::numbers::log2e_v<float>);
 }
 
-/// What a block merges in shared memory. Its parts are the keys of a warp, or of warps that share rows.
+/// The shared memory in which a block merges its parts. A part has the keys that one warp reads, or that
+/// several warps read for different rows.
 template <class Block>
 struct MergeShared {
     float2 part_sums[Block::parts][Block::queries];

@@ -220,7 +220,7 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
         }
     }
 
-    /// The shared memory of the warp's keys in a tile of K, or of V.
+    /// Returns the address at which the warp's keys begin, in a tile's K or V.
     __device__ __forceinline__ std::uint32_t warp_tile(int tile, int tile_offset) const {
         return kernels::shared_address(stage_of(tile)) + tile_offset +
                part_ * Block::warp_keys * KvTile::row_bytes;

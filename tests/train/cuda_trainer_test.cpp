@@ -344,8 +344,8 @@ TEST_F(CudaTrainer, OffloadedResidualsReturnInTimeOverASlowBus) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
-/// Matrices of 4 MB and residuals of 8 MB a block, so that the runtime, which allocates in pieces of 2 MiB,
-/// cannot hide the difference.
+/// The runtime allocates in pieces of 2 MiB. A block's matrices have 4 MB and its residuals 8 MB, so the
+/// pieces cannot hide the difference.
 TEST_F(CudaTrainer, OffloadingLeavesThePlannedBytesOfTheDevice) {
     run.config.model = {.layers = 6, .heads = 8, .width = 512, .context = 128};
     run.config.dtype = TrainDType::bf16;

@@ -151,7 +151,8 @@ TEST(Generation, ShortTextsBesideALongOneTakeLittleMemory) {
     };
     const std::size_t alone = peak_of(std::span(requests).subspan(7, 1)), together = peak_of(requests);
     const double block = KeyValueCache::bytes_of_text(model->transformer.config, DType::f64, 1);
-    // Alone 15 blocks; the activations of all prompts in one pass are those of 945 tokens instead of 900.
+    // A text alone takes 15 blocks. One pass over all prompts has 945 tokens, and so 5% more activations than
+    // a pass over 900.
     EXPECT_LT(static_cast<double>(together), 1.05 * static_cast<double>(alone) + 2 * 45 * block);
     EXPECT_LT(1.05 * static_cast<double>(alone) + 2 * 45 * block, 16 * 15 * block);
 }

@@ -287,9 +287,9 @@ TEST(ValueSlots, HoldWhatAStageReads) {
             for (const Parameter& parameter : s.store.parameters())
                 EXPECT_THAT(message_of([&] { parameter.value(); }),
                             testing::HasSubstr("has no value; no stage of a pass reads it now"));
-            // Values that are still in their slot are not gathered again: those of the head and of the last
-            // blocks at the beginning of a backward pass, those of the first block at the beginning of the
-            // second forward pass, and those of the tied embedding during the whole step.
+            // Values that are still in their slot are not gathered again. A backward pass begins with the
+            // head and the last blocks in their slots, and the second forward pass with the first block. A
+            // tied embedding keeps its slot during the whole step.
             const std::vector<int> expected =
                 tied ? std::vector{1, 2, 3, 4, 4, 2, 2} : std::vector{2, 2, 3, 4, 2, 2, 2};
             for (std::size_t i = 0; i < expected.size(); ++i)
