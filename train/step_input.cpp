@@ -57,7 +57,7 @@ std::int64_t StepInput::offsets_at(std::int64_t micro_step) const {
 }
 
 Batch StepInput::micro_batch(const StepShape& shape, std::int64_t i) const {
-    const Shape rows{shape.micro_batch * loader_.context() / shape.row, shape.row};
+    const Shape rows{shape.micro_batch, loader_.context()};
     const std::int64_t done = i * rows.elements(), first = tokens_at() + done;
     Batch batch{view(device_, first, DType::i32, rows), view(device_, first + tokens_, DType::i32, rows)};
     const Packing& packing = loader_.packing();

@@ -43,9 +43,8 @@ class StepInput {
     const Tensor& seed_tensor() const { return seed_tensor_; }    ///< [2] int32, DropoutKey::from_seed_tensor
     const Tensor& target_count() const { return target_count_; }  ///< [1] float64: targets on all ranks
     const Tensor& vote() const { return vote_; }  ///< [1] float64: this process's vote (see Trainer)
-    /// Micro-batch i of a step of this shape. If its rows are shorter than the loader's windows, each window
-    /// is cut into rows; packed windows cannot be cut. Packed windows that are shared have row ranges of all
-    /// ranks' keys instead of offsets.
+    /// Micro-batch i of a step of this shape. Packed windows that are shared have row ranges of all ranks'
+    /// keys instead of offsets.
     Batch micro_batch(const StepShape& shape, std::int64_t i) const;
 
     /// Returns the data position after the current step, even if the next step is prepared.

@@ -21,9 +21,6 @@ constexpr double vote_to_stop = 1.0, vote_of_failure = 1 << 20;
 
 DataLoader training_data(Dataset& dataset, const TrainConfig& config, const SharedSequences& shared,
                          const Packing& packing) {
-    check(config.context_start == 0 || document_kind_of(dataset) == DocumentKind::text,
-          "context-start: ", config.context_start,
-          " with conversations or completions; expected 0, because an answer needs its whole prompt");
     const DataLoaderOptions options{.context = config.model.context,
                                     .seed = Seed{config.seed},
                                     .rank = shared.group(),

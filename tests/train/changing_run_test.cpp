@@ -1,19 +1,16 @@
 // Runs whose steps change in size.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tiny_run.h"
 
 #include <gradtile/train/trainer.h>
 
-#include <support/error_message.h>
 #include <support/json.h>
 
 namespace gradtile {
 namespace {
 
 using nlohmann::json;
-using test::message_of;
 using test::TinyRun;
 
 TEST(Trainer, CountsTheTokensOfAGrowingBatch) {
@@ -29,16 +26,6 @@ TEST(Trainer, CountsTheTokensOfAGrowingBatch) {
         EXPECT_EQ(line["tokens"], tokens) << step;
     }
     EXPECT_EQ(summary.tokens, tokens);
-}
-
-TEST(Trainer, RefusesToCutConversations) {
-    TinyRun run;
-    run.config.data = run.directory.write("talk.jsonl", test::some_conversations(60));
-    run.config.context_start = 4;
-    run.config.context_warmup = 6;
-    EXPECT_EQ(message_of([&] { Trainer(run.config, run.on_message); }),
-              "context-start: 4 with conversations or completions; expected 0, because an answer needs its "
-              "whole prompt");
 }
 
 }  // namespace

@@ -375,11 +375,6 @@ TEST(PromptTraining, RefusesWhatHasNoPromptsAndWhatCountsRows) {
     EXPECT_THAT(refusal([&](TrainConfig& c) { c.train_on = TrainOn::all; }),
                 HasSubstr("shared.jsonl: line 1: completions with train-on all; expected answers"));
     EXPECT_THAT(refusal([&](TrainConfig& c) {
-                    c.context_start = 16;
-                    c.context_warmup = 2;
-                }),
-                HasSubstr("context-start: 16 with conversations or completions"));
-    EXPECT_THAT(refusal([&](TrainConfig& c) {
                     c.data = run.directory.write("bad.jsonl", R"({"prompt":"a","completions":[]})");
                 }),
                 HasSubstr("bad.jsonl: line 1: completions: none; expected a list with at least one text"));

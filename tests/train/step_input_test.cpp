@@ -23,7 +23,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr std::int64_t context = 8, micro_batch = 3, micro_steps = 2;
-constexpr StepShape shape{.micro_steps = micro_steps, .micro_batch = micro_batch, .row = context};
+constexpr StepShape shape{.micro_steps = micro_steps, .micro_batch = micro_batch};
 
 DataLoader loader() {
     std::vector<std::int32_t> tokens(500);
@@ -34,9 +34,7 @@ DataLoader loader() {
 constexpr double rate = 1e-3;
 
 StepInputOptions options() {
-    return {.shapes = {.sequences = {.full = micro_steps * micro_batch},
-                       .micro_batch = micro_batch,
-                       .row = {.full = context}},
+    return {.shapes = {.sequences = {.full = micro_steps * micro_batch}, .micro_batch = micro_batch},
             .seed = 9};
 }
 
@@ -80,8 +78,7 @@ TEST_F(CudaStepInput, HoldsTheLoadersBatchesWhileTheNextOneIsPrepared) {
 /// The step's windows follow each other in the loader's order, whatever the number of sequences.
 TEST(StepInput, HoldsTheSequencesOfEachStepsShape) {
     const Context ctx(Device::cpu(), 1);
-    const StepShapes shapes{
-        .sequences = {.start = 2, .full = 8, .steps = 6}, .micro_batch = 4, .row = {.full = context}};
+    const StepShapes shapes{.sequences = {.start = 2, .full = 8, .steps = 6}, .micro_batch = 4};
     StepInput input(ctx, loader(), {.shapes = shapes, .seed = 9});
     DataLoader reference = loader();
     for (std::int64_t step = 1; step <= 12; ++step) {
@@ -99,22 +96,6 @@ TEST(StepInput, HoldsTheSequencesOfEachStepsShape) {
         EXPECT_EQ(item(ctx, input.target_count()), static_cast<double>(target_count));
         EXPECT_EQ(input.state(), reference.state()) << "step " << step;
     }
-}
-
-/// Short rows hold the same windows at the same data position.
-TEST(StepInput, CutsWindowsIntoRows) {
-    const Context ctx(Device::cpu(), 1);
-    StepInput input(ctx, loader(), options());
-    DataLoader reference = loader();
-    const Batch expected = empty_batch(ctx, micro_batch, context);
-    reference.next(expected);
-    input.prepare(1);
-    input.upload(ctx, rate);
-    const StepShape cut{.micro_steps = micro_steps, .micro_batch = micro_batch, .row = context / 4};
-    const Batch batch = input.micro_batch(cut, 0);
-    EXPECT_EQ(batch.tokens.shape(), (Shape{4 * micro_batch, context / 4}));
-    EXPECT_EQ(to_host(ctx, batch.tokens), to_host(ctx, expected.tokens));
-    EXPECT_EQ(to_host(ctx, batch.targets), to_host(ctx, expected.targets));
 }
 
 /// In the ids 0, 0, ... 0, 1, 2, ..., 0 is no target. Some steps would consist only of windows of zeros.

@@ -259,13 +259,6 @@ inline constexpr RunSetting run_settings[] = {
                    c.packed = true;
                    c.document_token = 0;
                }},
-    RunSetting{"context_warmup",  // changes at steps 12 and 23
-               [](TrainConfig& c) {
-                   c.context_start = 4;
-                   c.context_warmup = 22;
-                   c.training.dropout = 0.1;
-                   c.training.attention_dropout = 0.1;
-               }},
     RunSetting{"packed",
                [](TrainConfig& c) {
                    c.packed = true;

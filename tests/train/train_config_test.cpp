@@ -66,10 +66,13 @@ TEST(TrainConfig, UnknownKeyIsRefusedWithTheNearestKnownOne) {
 /// Files of earlier versions hold settings that were removed.
 TEST(TrainConfig, RemovedSettingsAreReadIfTheyWereOff) {
     TrainConfig config;
-    apply_config_text(config, R"({"smear": false, "unet-skips": false, "average-decay": 0.0, "layers": 3})",
+    apply_config_text(config,
+                      R"({"smear": false, "unet-skips": false, "average-decay": 0.0, "context-start": 0,
+                          "context-warmup": 0, "layers": 3})",
                       "a.json");
     EXPECT_EQ(config.model.layers, 3);
-    for (const char* on : {R"({"smear": true})", R"({"unet-skips": true})", R"({"average-decay": 0.9})"})
+    for (const char* on : {R"({"smear": true})", R"({"unet-skips": true})", R"({"average-decay": 0.9})",
+                           R"({"context-start": 8})"})
         EXPECT_THAT(message_of([&] { apply_config_text(config, on, "a.json"); }),
                     HasSubstr("a.json: unknown setting '"));
 }
@@ -226,22 +229,6 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
          },
          "batch-start: 4 does not double up to batch; expected batch divided by 2, 4, 8 or a higher power of "
          "two"},
-        {[](TrainConfig& c) { c.context_start = 8; },
-         "context-start: 8 without context-warmup; expected the steps in which the rows grow"},
-        {[](TrainConfig& c) { c.context_warmup = 100; },
-         "context-warmup: 100 without context-start; expected the first length of a row"},
-        {[](TrainConfig& c) {
-             c.context_start = 24;
-             c.context_warmup = 100;
-         },
-         "context-start: 24 does not double up to context; expected context divided by 2, 4, 8 or a higher "
-         "power of two"},
-        {[](TrainConfig& c) {
-             c.context_start = 16;
-             c.context_warmup = 100;
-             c.packed = true;
-         },
-         "context-start: 16 with packed, whose documents would be cut; expected 0"},
         {[](TrainConfig& c) { c.window_start = 8; },
          "window-start: 8 without window-warmup; expected the steps in which the window grows"},
         {[](TrainConfig& c) { c.window_warmup = 100; },
@@ -285,12 +272,6 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
              c.model.positions = Positions::alibi;
          },
          "context-parallel: 2 with positions alibi, which counts rows and not positions; expected 1"},
-        {[](TrainConfig& c) {
-             c.context_parallel = 2;
-             c.context_start = 16;
-             c.context_warmup = 100;
-         },
-         "context-parallel: 2 with context-start, whose short rows cut a sequence; expected 1"},
         {[](TrainConfig& c) {
              c.context_parallel = 2;
              c.training.dropout = 0.1;

@@ -399,14 +399,6 @@ void visit_schedule_settings(Config& c, Visit& visit) {
     visit(Setting{"batch-warmup", "steps in which batch-start grows", training,
                   Range{0, setting_limits::max_steps}},
           c.batch_warmup);
-    visit(Setting{"context-start",
-                  "tokens in a row of the first step: each window of the data is cut into rows, whose length "
-                  "doubles in context-warmup steps up to context; 0: context",
-                  training, Range{0, model_limits::context.max}},
-          c.context_start);
-    visit(Setting{"context-warmup", "steps in which context-start grows", training,
-                  Range{0, setting_limits::max_steps}},
-          c.context_warmup);
     visit(
         Setting{"window-start",
                 "keys that a token sees in any layer at step 1, at most; the limit doubles in window-warmup "

@@ -49,22 +49,18 @@ StepShapes StepShapes::of(const TrainConfig& config, std::int64_t ranks) {
     const std::int64_t groups = config.sequence_groups(ranks);
     return {.sequences = {config.batch_start / groups, config.batch / groups, config.batch_warmup},
             .micro_batch = config.micro_batch_size(ranks),
-            .row = {config.context_start, config.model.context, config.context_warmup},
             .window = {config.window_start, largest_window(config.model), config.window_warmup}};
 }
 
 StepShape StepShapes::at(std::int64_t step) const {
     const std::int64_t share = sequences.at(step), keys = window.at(step);
     const std::int64_t micro = std::min(micro_batch, share);
-    return {.micro_steps = share / micro,
-            .micro_batch = micro,
-            .row = row.at(step),
-            .max_window = keys < window.full ? keys : 0};
+    return {.micro_steps = share / micro, .micro_batch = micro, .max_window = keys < window.full ? keys : 0};
 }
 
 std::vector<StepShape> StepShapes::all() const {
     std::vector<StepShape> shapes;
-    for (const Growth* growth : {&sequences, &row, &window})
+    for (const Growth* growth : {&sequences, &window})
         for (const std::int64_t step : growth->stage_starts())
             if (const StepShape shape = at(step); std::ranges::find(shapes, shape) == shapes.end())
                 shapes.push_back(shape);

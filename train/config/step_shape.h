@@ -12,7 +12,6 @@ namespace gradtile {
 struct StepShape {
     std::int64_t micro_steps = 1;
     std::int64_t micro_batch = 1;  ///< sequences that a process computes in a micro-step
-    std::int64_t row = 1;          ///< tokens in a row; a sequence of the full context is cut into rows
     std::int64_t max_window = 0;   ///< keys that a token sees in any layer, at most; 0: no limit
     bool operator==(const StepShape&) const = default;
 };
@@ -39,7 +38,6 @@ struct Growth {
 struct StepShapes {
     Growth sequences = {};         ///< of the process in a step
     std::int64_t micro_batch = 1;  ///< sequences in a micro-step, at most
-    Growth row = {};               ///< see StepShape
     Growth window = {};            ///< see StepShape::max_window; no limit when it is full
 
     static StepShapes of(const TrainConfig& config, std::int64_t ranks = 1);

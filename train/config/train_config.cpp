@@ -94,7 +94,7 @@ JsonValue in_present_form(std::string_view name, const JsonValue& value) {
 
 /// Whether a setting existed once, and was off: files of earlier versions hold all settings.
 bool was_removed(std::string_view name, const JsonValue& value) {
-    if (name == "average-decay") return value == 0.0;
+    if (name == "average-decay" || name == "context-start" || name == "context-warmup") return value == 0;
     return (name == "smear" || name == "unet-skips") && value == false;
 }
 

@@ -76,12 +76,10 @@ struct TrainConfig {
     std::int64_t warmup = 100;  ///< steps
     double wsd_decay = 0.2;     ///< wsd: fraction of the horizon, at its end, in which the rate falls
     CooldownShape wsd_shape = CooldownShape::linear;
-    std::int64_t batch_start = 0;     ///< sequences of step 1; 0: batch
-    std::int64_t batch_warmup = 0;    ///< steps in which batch_start doubles up to batch
-    std::int64_t context_start = 0;   ///< tokens in a row at step 1; 0: the model's context
-    std::int64_t context_warmup = 0;  ///< steps in which context_start doubles up to the context
-    std::int64_t window_start = 0;    ///< keys that a token sees in any layer at step 1, at most; 0: no limit
-    std::int64_t window_warmup = 0;   ///< steps in which window_start doubles up to the layers' windows
+    std::int64_t batch_start = 0;    ///< sequences of step 1; 0: batch
+    std::int64_t batch_warmup = 0;   ///< steps in which batch_start doubles up to batch
+    std::int64_t window_start = 0;   ///< keys that a token sees in any layer at step 1, at most; 0: no limit
+    std::int64_t window_warmup = 0;  ///< steps in which window_start doubles up to the layers' windows
     double embedding_lr_factor = 1.0;  ///< of token and position embeddings on lr
     double head_lr_factor = 1.0;       ///< of an output head with its own weight on lr
     double vector_lr_factor = 1.0;     ///< of biases, norm weights and other vectors on lr

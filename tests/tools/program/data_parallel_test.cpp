@@ -106,9 +106,8 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcess) {
 
 /// The processes begin with one sequence each, and resume with another number of processes in between.
 TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWhileTheBatchGrows) {
-    const Arguments growing{"--batch-start",   "2",  "--batch-warmup",  "30", "--window-start",   "3",
-                            "--window-warmup", "20", "--context-start", "8",  "--context-warmup", "12",
-                            "--dropout",       "0.1"};
+    const Arguments growing{"--batch-start",   "2",  "--batch-warmup", "30", "--window-start", "3",
+                            "--window-warmup", "20", "--dropout",      "0.1"};
     const auto one_process = train(1, growing);
     const auto out = train(2, growing + Arguments{"--micro-batch", "2", "--stop-after", "20"});
     const Outcome resumed = run({"train", "--resume", out.string(), "--quiet"}, processes(1));
