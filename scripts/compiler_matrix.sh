@@ -50,6 +50,15 @@ pip() {
   }
 }
 
+# On macOS int64_t is long long and ptrdiff_t is long; on Linux both are long, which hides calls such as std::min of one of each.
+types_of_macos() {
+  local system
+  system=$(echo '#include <bits/types.h>' | cc -E - | sed -n 's/^# 1 "\(.*bits\/types.h\)".*/\1/p' | head -n 1)
+  mkdir -p build/matrix/macos/bits
+  sed -E 's/typedef (signed|unsigned) long int (__u?int64_t);/typedef \1 long long int \2;/' "$system" >build/matrix/macos/bits/types.h
+  ! cmp -s "$system" build/matrix/macos/bits/types.h
+}
+
 row() {
   case $1 in
     gcc-12) compiler gcc-12 gcc-12 g++-12 "" ;;
@@ -57,7 +66,8 @@ row() {
     clang-19) compiler clang-19 clang-19 clang++-19 "" "${openblas[@]}" ;;
     clang-16-libc++)
       if [ -e /usr/lib/llvm-16/include/c++/v1/vector ]; then
-        compiler "$1" clang-16 clang++-16 -stdlib=libc++
+        types_of_macos || { report "$1" "FAILED: the system's bits/types.h has another form than expected"; failed=1; return; }
+        compiler "$1" clang-16 clang++-16 "-stdlib=libc++ -I$PWD/build/matrix/macos"
       else
         report "$1" "missing: apt-get install libc++-16-dev libc++abi-16-dev"
       fi

@@ -28,7 +28,7 @@ bool RunClock::count(std::int64_t step, const Times& times) {
                 (!first && end + shortest_step_seconds_ / 2 >= budget_seconds_);
     if (!replayed_.empty()) {
         last = step >= std::ssize(replayed_);
-        used = replayed_[static_cast<std::size_t>(std::min(step, std::ssize(replayed_)) - 1)];
+        used = replayed_[static_cast<std::size_t>(std::min<std::int64_t>(step, std::ssize(replayed_)) - 1)];
     }
     // Rank 0 reads its own text, too: every process has the same bits.
     const JsonValue answer =

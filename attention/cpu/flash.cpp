@@ -193,7 +193,8 @@ KeyBlockOrder order_of_key_blocks(const std::vector<std::int64_t>& blocks_of_seq
             const std::int64_t begin = std::ssize(order.blocks);
             for (std::int64_t block = first_block; block < std::min(first_block + blocks_of_group, most);
                  ++block)
-                for (std::int64_t s = first; s < std::min(first + sequences_of_group, sequences); ++s)
+                for (std::int64_t s = first;
+                     s < std::min<std::int64_t>(first + sequences_of_group, sequences); ++s)
                     if (const auto position = static_cast<std::size_t>(s);
                         block < blocks_of_sequences[position])
                         order.blocks.push_back({position, block});

@@ -1,5 +1,6 @@
 #pragma once
 /// The file that bench/attention_anchor.py prints: other implementations' times for calls of attention.
+#include <cstdint>
 #include <string>
 #include <vector>
 

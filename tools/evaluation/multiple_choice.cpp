@@ -93,7 +93,7 @@ std::vector<ChoiceRow> rows_of(const LanguageModel& model, const ChoiceQuestion&
         check(count > 0, here, ": the text has ", full_ids.size(), " tokens, and its context alone ",
               context.size(), "; expected more tokens with the choice");
         check(count < longest, here, ": ", count, " tokens; the context of the model is ", longest - 1);
-        const std::int64_t kept = std::min(std::ssize(context), longest - count);
+        const std::int64_t kept = std::min<std::int64_t>(std::ssize(context), longest - count);
         ChoiceRow row{.ids = {context.end() - kept, context.end()}, .targets = count};
         row.ids.insert(row.ids.end(), full_ids.end() - count, full_ids.end());
         rows.push_back(std::move(row));
@@ -113,7 +113,7 @@ Documents documents_of(const Context& ctx, const LanguageModel& model, std::span
 /// Returns each row's summed loss. Rows are padded to the longest row's length.
 std::vector<double> sums_of(const Context& ctx, const LanguageModel& model, std::span<const ChoiceRow> rows) {
     std::int64_t length = 0;
-    for (const ChoiceRow& row : rows) length = std::max(length, std::ssize(row.ids) - 1);
+    for (const ChoiceRow& row : rows) length = std::max<std::int64_t>(length, std::ssize(row.ids) - 1);
     std::vector<std::int32_t> tokens, targets;
     for (const ChoiceRow& row : rows) {
         const std::size_t end = tokens.size() + static_cast<std::size_t>(length);
@@ -180,7 +180,7 @@ ChoiceEvaluation evaluate_choices(const LanguageModel& model, const std::vector<
         for (ChoiceRow& row : rows_of(model, questions[i], concat("question ", i + 1)))
             rows.push_back(std::move(row));
 
-    const Context ctx = choice_context(model, std::min(options.batch, std::ssize(rows)));
+    const Context ctx = choice_context(model, std::min<std::int64_t>(options.batch, std::ssize(rows)));
     std::vector<double> sums;
     while (sums.size() < rows.size()) {
         const std::size_t count =

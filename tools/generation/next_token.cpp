@@ -107,7 +107,7 @@ void NextToken::make_step() {
 void NextToken::make_room_for(std::span<const Text> texts) {
     constexpr std::int64_t least = 256;
     std::int64_t longest = 0;
-    for (const Text& text : texts) longest = std::max(longest, std::ssize(text.tokens));
+    for (const Text& text : texts) longest = std::max<std::int64_t>(longest, std::ssize(text.tokens));
     if (std::min(longest, context_) > room_) reserve(std::max(2 * longest, least));
 }
 
@@ -163,7 +163,7 @@ TextToRead NextToken::unread_part(const Text& text) {
     // A key depends only on its token's position in the window and on the tokens before it.
     const std::int64_t known = std::ranges::mismatch(window, slot.read).in1 - window.begin();
     slot.read.assign(window.begin(), window.end());
-    const std::int64_t start = cache_ ? std::min(known, std::ssize(window) - 1) : 0;
+    const std::int64_t start = cache_ ? std::min<std::int64_t>(known, std::ssize(window) - 1) : 0;
     return {text.slot, start, window.subspan(static_cast<std::size_t>(start))};
 }
 

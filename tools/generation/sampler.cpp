@@ -220,7 +220,8 @@ namespace {
 /// The most tokens that one of the texts can have.
 std::int64_t longest_text(std::span<const TokenRequest> requests, std::int64_t drawn) {
     std::int64_t longest = 0;
-    for (const TokenRequest& request : requests) longest = std::max(longest, std::ssize(request.prompt));
+    for (const TokenRequest& request : requests)
+        longest = std::max<std::int64_t>(longest, std::ssize(request.prompt));
     return longest + drawn;
 }
 
@@ -311,7 +312,8 @@ void sample_token_batch(const LanguageModel& model, std::span<const TokenRequest
     check(batch >= 1, "sample: batch ", batch, "; expected at least 1");
     for (const TokenRequest& request : requests) check_prompt(model, request.prompt);
     if (requests.empty()) return;
-    BatchSampler(model, requests, options, std::min(batch, std::ssize(requests)), handler).run();
+    BatchSampler(model, requests, options, std::min<std::int64_t>(batch, std::ssize(requests)), handler)
+        .run();
 }
 
 std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<const std::int32_t> prompt,
@@ -387,7 +389,7 @@ std::int64_t automatic_batch(const LanguageModel& model, std::span<const TokenRe
     std::ranges::sort(lengths, std::greater());
     double left = static_cast<double>(available_memory(model.ctx.device())) / 2;
     std::int64_t batch = 0;
-    for (; batch < std::min(most, std::ssize(lengths)) && left > 0; ++batch)
+    for (; batch < std::min<std::int64_t>(most, std::ssize(lengths)) && left > 0; ++batch)
         left -= KeyValueCache::bytes_of_text(config, model.parameters.dtype(),
                                              lengths[static_cast<std::size_t>(batch)]);
     return std::max<std::int64_t>(1, left < 0 ? batch - 1 : batch);

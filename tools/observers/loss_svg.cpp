@@ -41,7 +41,7 @@ Points smoothed(const Points& points) {
     for (const Point& point : points) sums.push_back(sums.back() + point.loss);
     Points result;
     for (std::int64_t i = 0; i < n; ++i) {
-        const std::int64_t reach = std::min({n / 100, i, n - 1 - i});
+        const std::int64_t reach = std::min<std::int64_t>({n / 100, i, n - 1 - i});
         const auto begin = static_cast<std::size_t>(i - reach), end = static_cast<std::size_t>(i + reach + 1);
         result.push_back({points[static_cast<std::size_t>(i)].step,
                           (sums[end] - sums[begin]) / static_cast<double>(end - begin)});

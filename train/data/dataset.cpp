@@ -253,7 +253,7 @@ std::optional<std::int64_t> tokens_in(const TokenSequence& tokens, const Tokeniz
     std::vector<std::int32_t> ids(1 << 16);
     std::size_t end = 0;
     for (std::int64_t begin = 0; begin < tokens.size(); begin += std::ssize(ids)) {
-        ids.resize(static_cast<std::size_t>(std::min(std::ssize(ids), tokens.size() - begin)));
+        ids.resize(static_cast<std::size_t>(std::min<std::int64_t>(std::ssize(ids), tokens.size() - begin)));
         tokens.read(begin, ids);
         for (std::size_t i = 0; i < ids.size(); ++i) {
             if (end == bytes) return begin + static_cast<std::int64_t>(i);

@@ -118,7 +118,7 @@ std::vector<std::int64_t> document_begins(const TokenSequence& tokens, const Doc
     DocumentFinder finder(rule);
     std::vector<std::int32_t> some(std::size_t{1} << 16);
     for (std::int64_t begin = 0; begin < count; begin += std::ssize(some)) {
-        some.resize(static_cast<std::size_t>(std::min(count - begin, std::ssize(some))));
+        some.resize(static_cast<std::size_t>(std::min<std::int64_t>(count - begin, std::ssize(some))));
         tokens.read(begin, some);
         for (const std::int32_t token : some) finder.read(token);
     }

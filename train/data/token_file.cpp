@@ -173,7 +173,7 @@ std::int64_t largest_id(const DataFile& file, const Layout& layout, std::int64_t
     Id largest = 0;
     for (std::int64_t begin = 0; begin < layout.count;) {
         const std::span<Id> ids = std::span(buffer).first(
-            static_cast<std::size_t>(std::min(std::ssize(buffer), layout.count - begin)));
+            static_cast<std::size_t>(std::min<std::int64_t>(std::ssize(buffer), layout.count - begin)));
         file.read(layout.offset + begin * id_bytes(layout.format), std::as_writable_bytes(ids));
         for (const Id id : ids) largest = std::max(largest, id);
         if (largest >= limit) {

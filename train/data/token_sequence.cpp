@@ -148,7 +148,7 @@ void TokenSequence::read(std::int64_t begin, std::span<std::int32_t> out) const 
     auto piece = std::ranges::upper_bound(pieces_, begin, {}, &Piece::begin) - 1;
     while (!out.empty()) {
         const std::int64_t offset = begin - piece->begin;
-        const std::int64_t count = std::min(piece->length - offset, std::ssize(out));
+        const std::int64_t count = std::min<std::int64_t>(piece->length - offset, std::ssize(out));
         const std::span<std::int32_t> here = out.first(static_cast<std::size_t>(count));
         piece->storage->read(piece->first + offset, here);
         out = out.subspan(here.size());

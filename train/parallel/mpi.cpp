@@ -1,6 +1,7 @@
 #include <gradtile/train/parallel/internal/mpi.h>
 
 #include <array>
+#include <cstdint>
 #include <cstdlib>
 #include <string_view>
 
