@@ -1,6 +1,7 @@
 // Training with several processes equals training with one process: the same losses, the same data order, and
 // checkpoints that any number of processes can resume.
 #include <cmath>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -245,6 +246,45 @@ TEST_F(DataParallelTraining, ResumesWithAnotherZeroLevelToTheBit) {
     }
 }
 
+/// A run that is saved in parts and resumed by other numbers of processes, at other levels, equals the same
+/// run with whole files.
+TEST_F(DataParallelTraining, ResumesFromPartsWithOtherProcessesAndLevelsAsFromWholeFiles) {
+    for (const Arguments& kind : {Arguments{"adamw", "--moment-dtype", "int8"},
+                                  {"muon", "--dtype", "bf16", "--masters", "split", "--dropout", "0.1"}}) {
+        std::vector<std::filesystem::path> runs;
+        for (const bool in_parts : {false, true}) {
+            const Arguments flag = {in_parts ? "--checkpoint-parts" : "--no-checkpoint-parts"};
+            const auto out = train(3, Arguments{"--zero", "1", "--batch", "12", "--save-every", "4",
+                                                "--stop-after", "10", "--optimizer"} +
+                                          kind + flag);
+            for (const auto& [ranks, zero, stop_after] : {std::tuple{2, "2", "18"},
+                                                          {4, "3", "26"},
+                                                          {1, "3", "30"},
+                                                          {2, "1", "38"},
+                                                          {3, "0", "42"},
+                                                          {3, "3", "50"}}) {
+                const Arguments off = {"--no-checkpoint-parts"};
+                const Outcome outcome = run(Arguments{"train", "--resume", out.string(), "--zero", zero,
+                                                      "--stop-after", stop_after, "--quiet"} +
+                                                (*zero == '0' ? off : flag),
+                                            processes(ranks));
+                EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+                std::set<std::string> suffixes;
+                for (const auto& entry : std::filesystem::directory_iterator(out / "checkpoints"))
+                    if (const std::string name = entry.path().filename();
+                        name.starts_with(concat("step_000000", stop_after)))
+                        suffixes.insert(name.substr(13, 14));
+                const bool has_parts = in_parts && ranks > 1 && *zero != '0';
+                EXPECT_EQ(suffixes.size(), has_parts ? 1u + static_cast<unsigned>(ranks) : 1u)
+                    << testing::PrintToString(suffixes);
+            }
+            runs.push_back(out);
+        }
+        EXPECT_EQ(tensors_of(runs[0]), tensors_of(runs[1]));
+        EXPECT_EQ(steps_of(runs[0]), steps_of(runs[1]));
+    }
+}
+
 /// Ranks share sequences, alone and in groups that have different sequences. A merge of partial results
 /// rounds as often as one more block of keys, so the bound is that of other sums in another order.
 TEST_F(DataParallelTraining, SharedSequencesHaveTheLossCurveOfOneProcess) {
@@ -402,6 +442,8 @@ TEST_F(DataParallelTraining, SavesAndResumesOfAShardedStateChangeNoLaterStep) {
         EXPECT_EQ(run({"train", "--resume", resumed.string(), "--quiet"}, processes(2)).exit_code, 0);
         EXPECT_TRUE(tensors_of(saved) == tensors_of(unsaved)) << optimizer;
         EXPECT_TRUE(tensors_of(resumed) == tensors_of(unsaved)) << optimizer;
+        const auto in_parts = train(2, flags + Arguments{"--save-every", "2", "--checkpoint-parts"});
+        EXPECT_TRUE(tensors_of(in_parts) == tensors_of(unsaved)) << optimizer;
     }
 }
 

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <fstream>
 #include <random>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -101,7 +102,9 @@ class Processes : public testing::Test {
     static bool has_checkpoint(const std::filesystem::path& out) {
         std::error_code not_there_yet;
         for (const auto& entry : std::filesystem::directory_iterator(out / "checkpoints", not_there_yet))
-            if (entry.path().extension() == ".h5") return true;
+            if (entry.path().extension() == ".h5" &&
+                entry.path().string().find(".part-") == std::string::npos)
+                return true;
         return false;
     }
     int random_below(int count) { return static_cast<int>(random_() % static_cast<unsigned>(count)); }
@@ -188,6 +191,24 @@ TEST_F(Processes, OthersNameAKilledProcess) {
         signal_process(process_of(out, lost_rank), SIGKILL);
         const Outcome outcome = program.wait();
         EXPECT_LT(seconds_since(since), killed_seconds);
+        EXPECT_NE(outcome.exit_code, 0);
+        expect_victim_named(outcome, lost_rank);
+        expect_resumable(out);
+    }
+}
+
+/// Each rank in its turn, while all ranks write parts of checkpoints.
+TEST_F(Processes, KilledWhileAllWritePartsAreResumable) {
+    for (int round = 0; round < std::max(fault_rounds, ranks_); ++round) {
+        extra_settings_ = {"--zero", std::to_string(1 + round % 3), "--checkpoint-parts", "--save-every",
+                           "1"};
+        const std::filesystem::path out = place_ / concat("run", round);
+        Program program = start(training(out));
+        wait_for_steps(program, out, 5 + random_below(30));
+        std::this_thread::sleep_for(std::chrono::microseconds(random_below(50'000)));
+        const int lost_rank = round % ranks_;
+        signal_process(process_of(out, lost_rank), SIGKILL);
+        const Outcome outcome = program.wait();
         EXPECT_NE(outcome.exit_code, 0);
         expect_victim_named(outcome, lost_rank);
         expect_resumable(out);
@@ -420,6 +441,52 @@ TEST_F(Processes, FullDiskFailsOnlySaves) {
     EXPECT_THAT(full.err, Not(HasSubstr(" was lost ")));
     EXPECT_EQ(steps_of(out).size(), 100u);
     expect_resumable(out);
+}
+
+/// The saves of one rank fail: no save is reported, its parts are removed, and training continues.
+TEST_F(Processes, FullDiskOfOneRankFailsSavesInParts) {
+    if (gpus > 0) GTEST_SKIP() << "NCCL itself writes files that a limit on their size forbids";
+    extra_settings_ = {"--zero", "2", "--checkpoint-parts"};
+    const std::filesystem::path out = place_ / "run";
+    EXPECT_EQ(start(training(out) + Arguments{"--stop-after", "40"}).wait().exit_code, 0);
+    const auto files = [&] {
+        return std::distance(std::filesystem::directory_iterator(out / "checkpoints"), {});
+    };
+    const auto before = files();
+    ProcessOptions limited = options_;
+    limited.environment.insert(limited.environment.end(),
+                               {{"OMPI_MCA_btl", "tcp,self"}, {"PMIX_MCA_gds", "hash"}});
+    limited.prefix = {
+        "mpirun",
+        "-np",
+        std::to_string(ranks_),
+        "sh",
+        "-c",
+        "if [ ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} = 2 ]; then ulimit -f 4; fi; exec \"$0\" \"$@\""};
+    const Outcome full =
+        Program({"train", "--resume", out.string(), "--quiet", "--stop-after", "80"}, limited).wait();
+    EXPECT_EQ(full.exit_code, 1);
+    for (const char* step : {"060", "080"})
+        EXPECT_THAT(full.err,
+                    ContainsRegex(concat("rank 2: checkpoint .*step_00000", step,
+                                         ".part-2-of-3-[0-9a-f]+.h5: cannot write: File too large")));
+    EXPECT_THAT(full.err, Not(HasSubstr(" was lost ")));
+    EXPECT_EQ(files(), before);
+    EXPECT_EQ(steps_of(out).size(), 80u);
+    expect_resumable(out);
+}
+
+/// A rank whose directory is on another disk is named before the first step.
+TEST_F(Processes, PartsNeedADirectoryThatAllRanksShare) {
+    if (gpus > 0) GTEST_SKIP() << "gradtile's own launcher has one working directory for all";
+    const std::string stories = contents_of(stories_);
+    write_data_per_rank("stories.txt", stories);
+    extra_settings_ = {"--zero", "1", "--checkpoint-parts"};
+    const Outcome outcome = start(training("run")).wait();
+    EXPECT_EQ(outcome.exit_code, 1);
+    EXPECT_THAT(outcome.err, HasSubstr("checkpoint-parts: rank 1 does not see "));
+    EXPECT_THAT(outcome.err, HasSubstr("expected a directory that all ranks share"));
+    EXPECT_FALSE(exists(place_ / "0" / "run"));
 }
 
 /// Runs in which ranks are lost and replaced. Each round loses one rank, each rank in its turn.
