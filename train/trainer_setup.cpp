@@ -11,6 +11,7 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/with_source.h>
 #include <gradtile/core/version.h>
+#include <gradtile/train/checkpoint/checkpoint_names.h>
 #include <gradtile/train/checkpoint/saved_algorithms.h>
 #include <gradtile/train/config/optional_json.h>
 #include <gradtile/train/config/refused_combinations.h>
@@ -402,7 +403,7 @@ Checkpoint Trainer::part_of_snapshot() const {
     Checkpoint part{.step = step_};
     part.meta = JsonValue::object({{"gradtile", version()},
                                    {run_identity_key, identity_},
-                                   {"part", group_->rank()},
+                                   {part_number_key, group_->rank()},
                                    {"parts", group_->size()}});
     runner_->replica().save_part_into(part);
     return part;

@@ -20,6 +20,9 @@ std::string part_file_name(std::int64_t step, const CheckpointPart& part);
 /// Returns whether part_file_name() makes this name.
 bool is_part_file_name(const std::string& name);
 
+/// The key in the meta of a part for its number.
+inline constexpr const char* part_number_key = "part";
+
 struct PieceName {
     std::string tensor;
     std::int64_t begin = 0;

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include <gradtile/train/checkpoint/checkpoint_names.h>
+#include <gradtile/train/model/language_model.h>
 
 #include <support/resealed_checkpoint.h>
 #include "checkpoint_test_support.h"
@@ -315,6 +316,16 @@ TEST(CheckpointPartsOnDisk, AreReadThroughALinkToTheMainFileButAreNotLinks) {
     std::filesystem::remove(part);
     std::filesystem::create_directory(part);
     EXPECT_THAT(error_of([&] { read_checkpoint(directory.path_of(7)); }), HasSubstr("is a directory"));
+}
+
+TEST(CheckpointPartsOnDisk, AreNoModels) {
+    const TemporaryDirectory place;
+    Checkpoint part = part_of(generated_checkpoint(Context(), 7), kSave, 1, 2);
+    part.meta.set(part_number_key, 1);
+    write_checkpoint(place / "part.h5", part);
+    EXPECT_EQ(error_of([&] { load_checkpoint(place / "part.h5"); }),
+              concat((place / "part.h5").string(),
+                     ": is a part of a checkpoint; expected its main file, step_00000007.h5"));
 }
 
 /// Main files and parts with false lists and correct checksums.
