@@ -50,19 +50,6 @@ Tensor state_view(const Tensor& flat, const Parameter& parameter, const StateTen
     return flat.slice(0, begin, shape.elements()).reshape(shape);
 }
 
-/// Calls visit(part, packed) for each part of `within` that is in the ranges. `packed` is the part's place if
-/// the ranges are packed without gaps.
-template <class Visit>
-void visit_packed(std::span<const FlatRange> ranges, const FlatRange& within, const Visit& visit) {
-    std::int64_t packed = 0;
-    for (const FlatRange& range : ranges) {
-        const std::int64_t begin = std::max(range.begin, within.begin);
-        const std::int64_t end = std::min(range.end(), within.end());
-        if (begin < end) visit(FlatRange{begin, end - begin}, packed + begin - range.begin);
-        packed += range.length;
-    }
-}
-
 /// Returns a function that copies what a packed tensor has of a bucket to `memory`, which holds the bucket.
 DataParallel::BucketAccess packed_writer(const Context& ctx, std::span<const FlatRange> ranges,
                                          const Tensor& packed_numbers) {

@@ -3,12 +3,13 @@
 /// processes.
 ///
 /// A sharded replica (TrainConfig::zero) keeps masters and moments, with zero 2 summed gradients, and with
-/// zero 3 values, only for its own part. Checkpoints always hold the whole state, so that a run can continue
-/// with any process count, sharded or not.
+/// zero 3 values, only for its own part. Checkpoints always hold the whole state, in one file or in parts, so
+/// that a run can continue with any process count, sharded or not.
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <gradtile/train/config/train_config.h>
 #include <gradtile/train/model/language_model.h>
@@ -41,6 +42,12 @@ class Replica {
     /// Puts the weights and the optimizer's state into process 0's checkpoint: the tensors themselves, or,
     /// when sharded, copies gathered in host memory, which the next call overwrites.
     void save_into(Checkpoint& checkpoint);
+
+    // For a sharded replica whose processes write parts of a checkpoint; not collective.
+    /// Puts the pieces of this process's part into `checkpoint`: views of its own tensors.
+    void save_part_into(Checkpoint& checkpoint) const;
+    /// Returns the whole tensors that all parts together hold, without checksums.
+    std::vector<TensorInfo> saved_tensors() const;
 
     /// Called by process 0 if the replica is sharded: locks the pages that save_into() copies to, and puts
     /// tensors in them, without values, into `checkpoint`. Locking takes a second for some GB, so call this

@@ -6,7 +6,7 @@ namespace gradtile {
 
 void RunRecorder::open(RunOutput output) {
     output_ = std::move(output);
-    wall_s_before_ = std::max(wall_s_before_, output_.metrics->wall_s());
+    if (output_.metrics) wall_s_before_ = std::max(wall_s_before_, output_.metrics->wall_s());
 }
 
 double RunRecorder::seconds_since_start() const {
@@ -29,10 +29,19 @@ void RunRecorder::resume_from(std::int64_t step, std::filesystem::path file) {
     saved_path_ = std::move(file);
 }
 
+void RunRecorder::note_submitted(std::int64_t step, bool best) {
+    submitted_step_ = step;
+    if (best && output_.directory) pending_best_losses_[step] = *best_val_loss_;
+}
+
+void RunRecorder::save_part(Checkpoint part, Checkpoint main, std::vector<TensorInfo> tensors, bool best) {
+    note_submitted(main.step, best);
+    output_.shared->start(std::move(part), std::move(main), std::move(tensors), best);
+}
+
 void RunRecorder::save(Checkpoint checkpoint, bool best, bool is_in_host_memory) {
-    submitted_step_ = checkpoint.step;
+    note_submitted(checkpoint.step, best);
     if (!output_.writer) return;
-    if (best) pending_best_losses_[checkpoint.step] = *best_val_loss_;
     if (is_in_host_memory) {
         output_.writer->save_in_place(std::move(checkpoint), best);
     } else {
@@ -41,7 +50,11 @@ void RunRecorder::save(Checkpoint checkpoint, bool best, bool is_in_host_memory)
 }
 
 void RunRecorder::wait_for_saves() {
-    if (output_.writer) output_.writer->wait();
+    if (output_.shared) {
+        output_.shared->finish();
+    } else if (output_.writer) {
+        output_.writer->wait();
+    }
 }
 
 /// The save of a checkpoint with the lowest loss ended: best.h5 is this checkpoint, or still an earlier one.
@@ -56,7 +69,8 @@ void RunRecorder::settle_best(const SaveReport& report) {
 
 void RunRecorder::report_saves() {
     if (!output_.writer) return;
-    for (const SaveReport& report : output_.writer->poll()) {
+    if (output_.shared) output_.shared->advance();
+    for (const SaveReport& report : output_.shared ? output_.shared->poll() : output_.writer->poll()) {
         if (!report.message.empty()) on_message_(report.message);
         save_seconds_ = report.copy_seconds + report.write_seconds;
         if (report.best) settle_best(report);

@@ -1,6 +1,7 @@
 #pragma once
 /// RunRecorder: records the steps, samples and checkpoints of a run in its directory, and calls the callbacks
-/// that show them. Without a directory, and in ranks other than 0, it only calls callbacks.
+/// that show them. Without a directory, and in ranks other than 0, it only calls callbacks, and writes the
+/// rank's parts of checkpoints, if there are any.
 #include <chrono>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <gradtile/train/run/metrics_file.h>
 #include <gradtile/train/run/run_callbacks.h>
 #include <gradtile/train/run/run_directory.h>
+#include <gradtile/train/run/shared_save.h>
 
 namespace gradtile {
 
@@ -19,6 +21,7 @@ struct RunOutput {
     std::unique_ptr<RunDirectory> directory = {};
     std::unique_ptr<MetricsFile> metrics = {};
     std::unique_ptr<SnapshotWriter> writer = {};
+    std::unique_ptr<SharedSave> shared = {};  ///< if every rank writes a part of a checkpoint
 };
 
 class RunRecorder {
@@ -57,6 +60,10 @@ class RunRecorder {
     /// Starts to save a step. `is_in_host_memory`: the tensors may be written without a copy, and do not
     /// change before wait_for_saves().
     void save(Checkpoint checkpoint, bool best, bool is_in_host_memory);
+    bool saves_parts() const { return output_.shared != nullptr; }
+    // With parts, the following functions are collective.
+    /// Starts to save a step in parts; see SharedSave::start().
+    void save_part(Checkpoint part, Checkpoint main, std::vector<TensorInfo> tensors, bool best);
     void wait_for_saves();
     /// Reports the saves that ended.
     void report_saves();
@@ -75,6 +82,7 @@ class RunRecorder {
     void resume_best_val_loss(std::optional<double> loss) { best_val_loss_ = best_saved_val_loss_ = loss; }
 
   private:
+    void note_submitted(std::int64_t step, bool best);
     void settle_best(const SaveReport& report);
 
     const RunCallbacks& callbacks_;

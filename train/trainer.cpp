@@ -222,7 +222,11 @@ void Trainer::write_sample() {
 
 void Trainer::save(bool best) {
     if (config_.out.empty()) return;
-    const bool sharded = runner_->replica().parallel.is_sharded();
+    const Replica& replica = runner_->replica();
+    if (recorder_->saves_parts())
+        return recorder_->save_part(part_of_snapshot(), snapshot_without_tensors(), replica.saved_tensors(),
+                                    best);
+    const bool sharded = replica.parallel.is_sharded();
     if (sharded) recorder_->wait_for_saves();  // snapshot() overwrites the memory that the writer reads
     recorder_->save(snapshot(), best, /*is_in_host_memory=*/sharded);
 }

@@ -70,7 +70,7 @@ struct RunSummary {
 class RunClock;
 class RunDirectory;
 class RunRecorder;
-class SnapshotWriter;
+struct RunOutput;
 class StepRunner;
 struct Start;
 enum class LastStep;
@@ -82,7 +82,8 @@ class Trainer {
     ///
     /// Each process in a group creates a Trainer with the same settings and calls the same functions. The
     /// processes share each step's batch and end with the same weights. Only rank 0 reads and writes the
-    /// run's directory and calls on_message.
+    /// run's directory and calls on_message; with config.checkpoint_parts all ranks write parts of
+    /// checkpoints.
     ///
     /// With Purpose::plan nothing is written to config.out, and memory_plan() returns the memory that the run
     /// would need.
@@ -190,10 +191,10 @@ class Trainer {
     void build(const std::optional<Tokenizer>& tokenizer, const JsonValue& expected_content = {});
     void choose_document_token(const Dataset& dataset);
     Packing packing_of_data(const Dataset& dataset) const;
-    std::unique_ptr<SnapshotWriter> prepare_saves(const std::filesystem::path& checkpoints,
-                                                  std::uint64_t& bytes);
+    bool saves_parts() const;
+    RunOutput prepare_saves(const std::filesystem::path& checkpoints);
     void start_in_directory();
-    void resume_in_directory(RunDirectory directory, std::int64_t last_step, LastStep last);
+    void resume_in_directory(std::optional<RunDirectory> directory, std::int64_t last_step, LastStep last);
     void restore(const Checkpoint& checkpoint, const std::string& source);
     void restore_position(const Checkpoint& checkpoint, const std::string& source);
     void restore_record(const Checkpoint& checkpoint);
@@ -204,6 +205,7 @@ class Trainer {
     void keep_imported_text(const Checkpoint& start, const std::string& source);
     Checkpoint snapshot();
     Checkpoint snapshot_without_tensors() const;
+    Checkpoint part_of_snapshot() const;
 
     bool survives_losses() const;
     RunSummary::Reason train_and_save(std::int64_t stop_after);
@@ -251,7 +253,7 @@ class Trainer {
     std::shared_ptr<const DocumentStream> stream_;  // null: config_.stream_buffer is 0
     std::vector<std::string> data_description_;
 
-    std::uint64_t save_bytes_ = 0;     // of a checkpoint; 0: nothing is saved
+    std::uint64_t save_bytes_ = 0;     // of a checkpoint with its parts; 0: nothing is saved
     double evaluation_seconds_ = 0.0;  // of the newest evaluation; 0: none
 
     std::int64_t end_ = 0;

@@ -11,6 +11,7 @@
 #include <gradtile/core/text/json_value.h>
 #include <gradtile/core/text/with_source.h>
 #include <gradtile/core/version.h>
+#include <gradtile/train/checkpoint/checkpoint_names.h>
 #include <gradtile/train/checkpoint/saved_algorithms.h>
 #include <gradtile/train/config/optional_json.h>
 #include <gradtile/train/config/refused_combinations.h>
@@ -162,7 +163,7 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
         runner_->replica().initialize(Seed{config_.seed});
     }
     identity_ = group_->broadcast(new_run_identity());
-    if (purpose == Purpose::train && group_->is_root() && !config_.out.empty()) start_in_directory();
+    if (purpose == Purpose::train && !config_.out.empty()) start_in_directory();
 }
 
 Trainer::Trainer(const std::filesystem::path& run, const ResumeOptions& options, MessageHandler on_message,
@@ -220,8 +221,8 @@ Trainer::Trainer(const std::filesystem::path& run, const ResumeOptions& options,
     make_paths_absolute(config_);
     if (last_step) end_ = *last_step;
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
-    if (directory && !is_finished())
-        resume_in_directory(*std::move(directory), step_,
+    if (!is_finished())
+        resume_in_directory(std::move(directory), step_,
                             pending_evaluation_ ? LastStep::unwritten : LastStep::written);
 }
 
@@ -389,60 +390,23 @@ Packing Trainer::packing_of_data(const Dataset& dataset) const {
     return packing_for(packing_of(config_, dataset.tokenizer), kind, config_.data);
 }
 
-/// Makes the writer of checkpoints, with memory for them. Sets `bytes` to the disk space that one needs.
-std::unique_ptr<SnapshotWriter> Trainer::prepare_saves(const std::filesystem::path& checkpoints,
-                                                       std::uint64_t& bytes) {
-    const RetentionPolicy retention{.keep_last = config_.keep_last, .keep_every = config_.keep_every};
-    const auto first_copy = has_part(config_.offload, Offload::optimizer) ? SnapshotWriter::FirstCopy::host
-                                                                          : SnapshotWriter::FirstCopy::device;
-    auto writer = std::make_unique<SnapshotWriter>(CheckpointDirectory(checkpoints, retention), model().ctx,
-                                                   first_copy);
-    Checkpoint like = snapshot_without_tensors();
-    Replica& replica = runner_->replica();
-    if (replica.parallel.is_sharded()) {
-        replica.reserve_host_memory(like);
-    } else {
-        replica.save_into(like);
-        writer->reserve(like);
-    }
-    bytes = checkpoint_bytes(like);
-    return writer;
-}
-
-/// Creates a new run's directory. A start that is refused leaves none; see also run().
-void Trainer::start_in_directory() {
-    // Memory is allocated first, so that a start that runs out of memory creates no directory.
-    std::uint64_t bytes = 0;
-    RunOutput output{.writer = prepare_saves(RunDirectory::checkpoints_of(config_.out), bytes)};
-    output.directory = std::make_unique<RunDirectory>(RunDirectory::create(config_, identity_, bytes));
-    try {
-        output.metrics = std::make_unique<MetricsFile>(output.directory->metrics_file());
-    } catch (...) {
-        output.directory->discard();
-        throw;
-    }
-    save_bytes_ = bytes;
-    recorder_->open(std::move(output));
-}
-
-/// The state is that of `last_step`, see MetricsFile.
-void Trainer::resume_in_directory(RunDirectory directory, std::int64_t last_step, LastStep last) {
-    std::uint64_t bytes = 0;
-    RunOutput output{.writer = prepare_saves(directory.checkpoints(), bytes)};
-    directory.remove_temporaries();
-    directory.require_room("resume", bytes);
-    output.metrics = std::make_unique<MetricsFile>(directory.metrics_file(), last_step, last);
-    output.directory = std::make_unique<RunDirectory>(std::move(directory));
-    save_bytes_ = bytes;
-    recorder_->open(std::move(output));
-}
-
 // ---- State ----
 
 Checkpoint Trainer::snapshot() {
     Checkpoint checkpoint = snapshot_without_tensors();
     runner_->replica().save_into(checkpoint);
     return checkpoint;
+}
+
+/// Returns what this rank writes of a checkpoint. Its texts only say what it is a part of.
+Checkpoint Trainer::part_of_snapshot() const {
+    Checkpoint part{.step = step_};
+    part.meta = JsonValue::object({{"gradtile", version()},
+                                   {run_identity_key, identity_},
+                                   {part_number_key, group_->rank()},
+                                   {"parts", group_->size()}});
+    runner_->replica().save_part_into(part);
+    return part;
 }
 
 Checkpoint Trainer::snapshot_without_tensors() const {

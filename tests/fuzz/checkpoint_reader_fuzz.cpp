@@ -1,7 +1,8 @@
 // Fuzzes the checkpoint reader with malicious files: small valid checkpoints are modified byte by byte or in
 // their manifest's structure, and all checksums (header, manifest, tensors, body) are then made valid, so
-// that only the reader's own checks can reject them. The reader may throw Error and nothing else, and the
-// data that it returns must not be larger than the file.
+// that only the reader's own checks can reject them. Some checkpoints have parts; then one of their files is
+// modified, and the main file lists it. The reader may throw Error and nothing else, and the data that it
+// returns must not be larger than the files.
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
@@ -9,8 +10,10 @@
 
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/checkpoint/checkpoint.h>
+#include <gradtile/train/checkpoint/checkpoint_directory.h>
+#include <gradtile/train/checkpoint/checkpoint_names.h>
 
+#include <support/checkpoint_in_parts.h>
 #include <support/resealed_checkpoint.h>
 
 namespace gradtile::test {
@@ -91,12 +94,35 @@ std::vector<Checkpoint> checkpoints() {
     return all;
 }
 
+struct SavedFile {
+    std::string name;
+    std::vector<std::byte> bytes;
+};
+
+/// Returns a checkpoint's parts, and at the end its main file.
+std::vector<SavedFile> files_of(const Checkpoint& checkpoint, std::int64_t parts) {
+    MemoryFileSystem fs;
+    const CheckpointDirectory directory("", {}, fs);
+    if (parts == 0) {
+        directory.save(checkpoint);
+    } else {
+        save_in_parts(directory, checkpoint, /*save=*/1, parts);
+    }
+    std::vector<std::string> names;
+    fs.list("", names);
+    std::ranges::sort(names, {}, [](const std::string& name) { return !is_part_file_name(name); });
+    std::vector<SavedFile> files;
+    for (const std::string& name : names) files.push_back({name, fs.bytes(name)});
+    return files;
+}
+
 // The files are created before fuzzing begins. Writing them uses a thread, whose coverage would otherwise be
 // attributed to an input.
-const std::vector<std::vector<std::byte>> corpus = [] {
-    std::vector<std::vector<std::byte>> files;
-    for (const Checkpoint& checkpoint : checkpoints()) files.push_back(file_of(checkpoint));
-    return files;
+const std::vector<std::vector<SavedFile>> corpus = [] {
+    std::vector<std::vector<SavedFile>> saves;
+    for (const std::int64_t parts : {0, 1, 3})
+        for (const Checkpoint& checkpoint : checkpoints()) saves.push_back(files_of(checkpoint, parts));
+    return saves;
 }();
 
 // The largest file size; every valid file above is smaller. The limit is needed because changed_bytes() may
@@ -129,9 +155,10 @@ std::vector<std::byte> changed_bytes(Choices& data, std::vector<std::byte> file)
 
 std::string any_name(Choices& data) {
     static constexpr const char* names[] = {
-        "params",    "params/a", "params/b",    "params/a/b",    "master/a",    "config/json",
-        "data/json", "rng/json", "meta/json",   "optimizer/m/a", "params/../a", "other/json",
-        "",          "/",        "params/a\nb", "master",        "params/zzzz", "rng/jsonx"};
+        "params",     "params/a",    "params/b",           "params/a/b",       "master/a",    "config/json",
+        "data/json",  "rng/json",    "meta/json",          "optimizer/m/a",    "params/../a", "other/json",
+        "",           "/",           "params/a\nb",        "master",           "params/zzzz", "rng/jsonx",
+        "params/a/0", "params/a/17", "params/large/50000", "optimizer/m/a/12", "params/a/-1"};
     if (data.byte() % 8 != 0) return names[data.between(0, std::size(names) - 1)];
     const std::vector<std::byte> bytes = data.bytes(data.byte());
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -181,8 +208,24 @@ void change_extents(Choices& data, std::vector<FileExtent>& extents, const Check
     }
 }
 
+void change_table(Choices& data, PartTable& table) {
+    switch (data.between(0, 3)) {
+        case 0:
+            table.save = data.between(0, 2);
+            break;
+        case 1:
+            table.files.resize(static_cast<std::size_t>(data.between(0, 5)));
+            break;
+        default:
+            if (table.files.empty()) break;
+            PartFile& file = table.files[static_cast<std::size_t>(data.between(0, table.files.size() - 1))];
+            file.bytes = data.size(file.bytes);
+    }
+}
+
 void change_list(Choices& data, CheckpointManifest& manifest) {
     std::vector<StoredObject>& objects = manifest.objects;
+    if (manifest.parts && data.byte() % 4 == 0) change_table(data, *manifest.parts);
     for (int steps = 0; steps < 8 && data.more() && !objects.empty(); ++steps) {
         const auto index = static_cast<std::ptrdiff_t>(data.between(0, objects.size() - 1));
         StoredObject& object = objects[static_cast<std::size_t>(index)];
@@ -222,6 +265,10 @@ void change_list(Choices& data, CheckpointManifest& manifest) {
     }
 }
 
+PartFile describe_file(const std::vector<std::byte>& file) {
+    return {file.size(), crc32c(std::span(file).first(kHeaderEnd))};
+}
+
 std::uint64_t bytes_of(const Checkpoint& checkpoint) {
     std::uint64_t bytes = 0;
     for (const NamedTensors* tensors : {&checkpoint.params, &checkpoint.master, &checkpoint.optimizer})
@@ -241,7 +288,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t siz
     using namespace gradtile;
     test::Choices data(input, size);
     const std::uint8_t kind = data.byte();
-    const std::vector<std::byte>& sound = test::corpus[data.between(0, test::corpus.size() - 1)];
+    const std::vector<test::SavedFile>& saved = test::corpus[data.between(0, test::corpus.size() - 1)];
+    const auto& [changed_name, sound] = saved[data.between(0, saved.size() - 1)];
+    const std::string& main = saved.back().name;
     std::vector<std::byte> file;
     switch (kind % 8) {
         case 0:
@@ -260,9 +309,17 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t siz
                 sound, [&](CheckpointManifest& manifest) { test::change_list(data, manifest); });
             if (kind % 16 >= 8) file = test::reseal(test::changed_bytes(data, std::move(file)));
     }
-    const std::uint64_t bytes = file.size();
     test::MemoryFileSystem fs;
-    fs.put("a.h5", std::move(file));
+    for (const test::SavedFile& other : saved) fs.put(other.name, other.bytes);
+    const std::uint64_t changed_bytes = file.size();
+    fs.put(changed_name, std::move(file));
+    if (changed_name != main && kind % 8 >= 2 && changed_bytes > test::kHeaderEnd)
+        fs.put(main, test::with_manifest(saved.back().bytes, [&](CheckpointManifest& manifest) {
+                   for (std::size_t i = 0; i < manifest.parts->files.size(); ++i)
+                       manifest.parts->files[i] = test::describe_file(fs.bytes(saved[i].name));
+               }));
+    std::uint64_t bytes = 0;
+    for (const test::SavedFile& other : saved) bytes += fs.bytes(other.name).size();
     const auto refusal_of = [](auto&& read) -> std::string {
         try {
             read();
@@ -272,10 +329,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* input, std::size_t siz
         }
     };
     const std::string read = refusal_of([&] {
-        if (test::bytes_of(read_checkpoint("a.h5", {}, fs)) > bytes)
-            test::fail("the reader returned more bytes than the file has");
+        if (test::bytes_of(read_checkpoint(main, {}, fs)) > bytes)
+            test::fail("the reader returned more bytes than the files have");
     });
-    const std::string inspected = refusal_of([&] { inspect_checkpoint("a.h5", fs); });
+    const std::string inspected = refusal_of([&] { inspect_checkpoint(main, fs); });
     if (read != inspected)
         test::fail("read_checkpoint: \"" + read + "\", inspect_checkpoint: \"" + inspected + "\"");
     if (read.find('\n') != std::string::npos) test::fail("more than one line: " + read);

@@ -52,8 +52,7 @@ inline CheckpointManifest manifest_of(const std::vector<std::byte>& file) {
     const CheckpointHeader header = CheckpointHeader::decode(start);
     check(header.length == file.size(), "a wrong length");
     return CheckpointManifest::decode(
-        std::span(file).subspan(kHeaderEnd, static_cast<std::size_t>(header.manifest_bytes)),
-        {header.user_block, header.length - header.user_block});
+        std::span(file).subspan(kHeaderEnd, static_cast<std::size_t>(header.manifest_bytes)), header);
 }
 
 /// Recomputes all checksums in a file, including its objects' checksums if the manifest can be decoded.
@@ -62,6 +61,7 @@ inline std::vector<std::byte> reseal(std::vector<std::byte> file) {
     try {
         CheckpointManifest manifest = manifest_of(file);
         for (StoredObject& object : manifest.objects) {
+            if (manifest.is_in_parts(object)) continue;
             object.crc32c = 0;
             for (const FileExtent& extent : object.extents)
                 object.crc32c = crc32c(std::span(file).subspan(static_cast<std::size_t>(extent.begin),

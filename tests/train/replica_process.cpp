@@ -1,11 +1,13 @@
-// One rank that restores a checkpoint into a Replica and makes a checkpoint from the Replica again:
-// replica_process CHECKPOINT DEVICE ZERO. The exit code is 0 if every tensor has the same bits as before.
+// One rank that restores a checkpoint into a Replica and makes checkpoints from the Replica again, a whole
+// one and, with ZERO, one in parts: replica_process CHECKPOINT DEVICE ZERO. The exit code is 0 if every
+// tensor has the same bits as before.
 #include <cstring>
 #include <iostream>
 
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/train/parallel/data_parallel.h>
 #include <gradtile/train/replica.h>
+#include <gradtile/train/run/shared_save.h>
 
 using namespace gradtile;
 
@@ -36,6 +38,28 @@ int count_differences(const Context& ctx, const char* group, const NamedTensors&
     return differences;
 }
 
+int count_differences(const Context& ctx, const Checkpoint& expected, const Checkpoint& got) {
+    return count_differences(ctx, "params", expected.params, got.params) +
+           count_differences(ctx, "master", expected.master, got.master) +
+           count_differences(ctx, "optimizer", expected.optimizer, got.optimizer);
+}
+
+/// Saves the replica's state in parts, and reads it in rank 0.
+Checkpoint saved_in_parts(const Replica& replica, ProcessGroup& group,
+                          const std::filesystem::path& directory) {
+    const CheckpointDirectory checkpoints(directory);
+    SnapshotWriter writer(checkpoints, replica.model.ctx);
+    SharedSave save(group, writer);
+    Checkpoint part;
+    replica.save_part_into(part);
+    save.start(std::move(part), Checkpoint(), replica.saved_tensors(), /*best=*/false);
+    save.finish();
+    for (const SaveReport& report : save.poll()) check(report.saved, report.message);
+    Checkpoint saved = group.is_root() ? read_checkpoint(checkpoints.path_of(0)) : Checkpoint();
+    if (group.is_root()) std::filesystem::remove_all(directory);
+    return saved;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -61,10 +85,12 @@ int main(int argc, char** argv) {
             replica.restore(group.is_root() ? checkpoint : Checkpoint{}, path);
             Checkpoint again;
             replica.save_into(again);
-            if (group.is_root())
-                differences = count_differences(ctx, "params", checkpoint.params, again.params) +
-                              count_differences(ctx, "master", checkpoint.master, again.master) +
-                              count_differences(ctx, "optimizer", checkpoint.optimizer, again.optimizer);
+            if (group.is_root()) differences = count_differences(ctx, checkpoint, again);
+            if (replica.parallel.is_sharded()) {
+                const Checkpoint parts =
+                    saved_in_parts(replica, group, std::filesystem::path(path).parent_path() / "parts");
+                if (group.is_root()) differences += count_differences(ctx, checkpoint, parts);
+            }
             communicator->barrier(ctx);
         }
         group.leave();

@@ -81,6 +81,7 @@ TEST(Settings, ChangeOnAResumeExactlyWhereTheirTraitsSay) {
         {"masters", "split"},
         {"offload", "optimizer"},
         {"save-every", 2},
+        {"checkpoint-parts", true},
         {"context-parallel", 2}};
     const TrainConfig any = run.config;
     const JsonValue values = to_json(any);
@@ -102,6 +103,15 @@ TEST(Settings, ChangeOnAResumeExactlyWhereTheirTraitsSay) {
                                   run.on_message);
                       }),
                       "context-parallel: 2 does not divide the number of processes, 1");
+            return;
+        }
+        if (setting.name == std::string("checkpoint-parts")) {  // it may change, but needs shards
+            EXPECT_EQ(message_of([&] {
+                          Trainer(run.config.out, {.changes = JsonValue::object({{setting.name, true}})},
+                                  run.on_message);
+                      }),
+                      "checkpoint-parts: true without zero, so that every rank holds all of a checkpoint; "
+                      "expected false");
             return;
         }
         if (setting.name == std::string("offload")) {  // it may change, but needs a GPU

@@ -289,6 +289,8 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
              c.model.key_offset = true;
          },
          "context-parallel: 2 with key-offset, which reads the token before, of another chunk; expected 1"},
+        {[](TrainConfig& c) { c.checkpoint_parts = true; },
+         "checkpoint-parts: true without zero, so that every rank holds all of a checkpoint; expected false"},
         {[](TrainConfig& c) {
              c.adapters.rank = 4;
              c.offload = Offload::optimizer | Offload::gradients;

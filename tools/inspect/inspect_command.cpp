@@ -88,7 +88,9 @@ int inspect(const std::string& path, bool json) {
         return 0;
     }
     std::cout << printable(file.string()) << ": sound, step " << info.step << ", " << info.file_bytes
-              << " bytes\n";
+              << " bytes";
+    if (info.parts > 0) std::cout << " with " << info.parts << " parts";
+    std::cout << '\n';
     for (const TensorInfo& t : info.tensors)
         std::cout << "  " << printable_name(t.name) << "  " << t.shape << ' ' << t.dtype << '\n';
     std::cout << "config ";

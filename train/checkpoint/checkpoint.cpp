@@ -9,6 +9,7 @@
 #include <gradtile/train/checkpoint/internal/checkpoint_data.h>
 #include <gradtile/train/checkpoint/internal/checkpoint_image.h>
 #include <gradtile/train/checkpoint/internal/checkpoint_write.h>
+#include <gradtile/train/checkpoint/internal/part_set.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 
 namespace gradtile {
@@ -35,6 +36,49 @@ void verify_written(const OpenFile& file, const CheckpointHeader& meant, const C
     check(found.header == meant && found.manifest == manifest,
           "the file read back differs from what was written");
     read_body(file, found, std::vector<std::byte*>(manifest.objects.size()));
+}
+
+// Returns the directory of a main file's parts. A link to the main file may lie elsewhere.
+std::filesystem::path directory_of_parts(const std::filesystem::path& path) {
+    return (is_symlink(path) ? canonical(path) : path).parent_path();
+}
+
+/// A checkpoint's files, whose lists of objects are checked.
+struct OpenCheckpoint {
+    const OpenFile& file;
+    CheckpointContents contents;
+    std::optional<PartSet> parts;
+
+    OpenCheckpoint(FileSystem& fs, const std::filesystem::path& path, const OpenFile& main)
+        : file(main), contents(read_contents(main)) {
+        const auto& [header, manifest] = contents;
+        if (!manifest.parts) return;
+        parts.emplace(fs, directory_of_parts(path), header.step, *manifest.parts);
+        parts->check_tensors(manifest);
+    }
+    std::uint64_t bytes() const { return contents.header.length + (parts ? parts->bytes() : 0); }
+    /// Reads every byte of the files; see read_body().
+    void read(std::span<std::byte* const> destinations) const {
+        read_body(file, contents, destinations);
+        if (parts) parts->read(contents.manifest, destinations);
+    }
+};
+
+/// Returns work(checkpoint) for a checkpoint's files. Errors name `path`.
+template <class Work>
+auto with_files(FileSystem& fs, const std::filesystem::path& path, SymbolicLinks links, Work&& work) {
+    return with_file_name("checkpoint", path, [&] {
+        // A running process may replace a main file and then remove the parts of the old one.
+        constexpr int max_looks = 100;
+        for (int look = 1;; ++look) {
+            const OpenFile main = open_regular_file(fs, path, links);
+            try {
+                return work(OpenCheckpoint(fs, path, main));
+            } catch (const Error&) {
+                if (look == max_looks || is_symlink(path) || fs.has_name(main.descriptor(), path)) throw;
+            }
+        }
+    });
 }
 
 // Receives the file's texts while its body is read, and then parses them.
@@ -79,6 +123,11 @@ void write_checkpoint(const std::filesystem::path& path, const Checkpoint& check
         check(checkpoint.step >= 0, "step ", checkpoint.step, " is negative");
         CheckpointPlan plan(checkpoint);
         plan.require_host_memory();
+        if (checkpoint.parts) {
+            const PartSet parts(fs, path.parent_path(), checkpoint.step, checkpoint.parts->table);
+            plan.set_checksums(parts);
+            parts.check_tensors(plan.manifest());
+        }
         DurableFile durable(path, fs, existing);
         durable.reserve(plan.file_bytes());
         CheckpointImage image(durable.file(), plan.user_block());
@@ -90,6 +139,7 @@ void write_checkpoint(const std::filesystem::path& path, const Checkpoint& check
             throw;
         }
         CheckpointHeader header;
+        header.version = checkpoint.parts ? CheckpointHeader::kInParts : CheckpointHeader::kWhole;
         header.step = checkpoint.step;
         header.user_block = plan.user_block();
         header.body_crc = image.finish();
@@ -106,10 +156,9 @@ std::uint64_t checkpoint_bytes(const Checkpoint& checkpoint) {
 }
 
 Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadOptions& options, FileSystem& fs) {
-    return with_file_name("checkpoint", path, [&] {
-        const OpenFile file =
-            open_regular_file(fs, path, options.follow_links ? SymbolicLinks::follow : SymbolicLinks::refuse);
-        const CheckpointContents contents = read_contents(file);
+    const SymbolicLinks links = options.follow_links ? SymbolicLinks::follow : SymbolicLinks::refuse;
+    return with_files(fs, path, links, [&](const OpenCheckpoint& open) {
+        const CheckpointContents& contents = open.contents;
         Checkpoint checkpoint;
         checkpoint.step = contents.header.step;
         Texts texts(contents.manifest);
@@ -126,19 +175,19 @@ Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadOptions&
                 tensors_of(checkpoint, group).emplace(object.name.substr(group.size() + 1), x);
             }
         }
-        read_body(file, contents, destinations);
+        open.read(destinations);
         texts.parse_into(checkpoint);
         return checkpoint;
     });
 }
 
 CheckpointInfo inspect_checkpoint(const std::filesystem::path& path, FileSystem& fs) {
-    return with_file_name("checkpoint", path, [&] {
-        const OpenFile file = open_regular_file(fs, path);
-        const CheckpointContents contents = read_contents(file);
+    return with_files(fs, path, SymbolicLinks::follow, [&](const OpenCheckpoint& open) {
+        const CheckpointContents& contents = open.contents;
         CheckpointInfo info;
         info.step = contents.header.step;
-        info.file_bytes = contents.header.length;
+        info.file_bytes = open.bytes();
+        info.parts = contents.manifest.parts ? contents.manifest.parts->files.size() : 0;
         info.body_crc32c = contents.header.body_crc;
         Texts texts(contents.manifest);
         std::vector<std::byte*> destinations;
@@ -147,7 +196,7 @@ CheckpointInfo inspect_checkpoint(const std::filesystem::path& path, FileSystem&
             if (object.dtype)
                 info.tensors.push_back({object.name, *object.dtype, object.shape, object.crc32c});
         }
-        read_body(file, contents, destinations);
+        open.read(destinations);
         texts.parse_into(info);
         return info;
     });

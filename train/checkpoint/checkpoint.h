@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -23,6 +24,43 @@ class JsonWriter;
 /// Tensors by name. A name is printable ASCII; a '/' in a name makes groups in the file ("m/wte.weight").
 using NamedTensors = std::map<std::string, Tensor>;
 
+struct TensorInfo {
+    std::string name;  ///< includes the group: "params/head.weight"
+    DType dtype = DType::f32;
+    Shape shape;
+    std::uint32_t crc32c = 0;  ///< checksum over the row-major little-endian elements
+
+    std::uint64_t bytes() const { return static_cast<std::uint64_t>(shape.elements()) * size_of(dtype); }
+    bool operator==(const TensorInfo&) const = default;
+};
+
+/// A part: the file that one rank writes of a checkpoint. Its tensors are pieces: one axis, and a name from
+/// piece_name().
+struct CheckpointPart {
+    std::uint64_t save = 0;  ///< drawn at random for each save, so that no save replaces the parts of another
+    std::int64_t number = 0, count = 1;
+};
+
+/// What identifies a written part.
+struct PartFile {
+    std::uint64_t bytes = 0;
+    std::uint32_t header_crc32c = 0;  ///< over the part's header, which has the checksums of its other bytes
+    bool operator==(const PartFile&) const = default;
+};
+
+/// A checkpoint's parts, as its main file lists them.
+struct PartTable {
+    std::uint64_t save = 0;       ///< as in CheckpointPart
+    std::vector<PartFile> files;  ///< of parts 0, 1, ...
+    bool operator==(const PartTable&) const = default;
+};
+
+/// What a main file holds in place of tensors.
+struct CheckpointParts {
+    PartTable table;
+    std::vector<TensorInfo> tensors;  ///< the whole tensors; write_checkpoint() computes their checksums
+};
+
 struct Checkpoint {
     std::int64_t step = 0;     ///< completed optimizer steps
     NamedTensors params = {};  ///< weights in the model's dtype, [out, in], vocabulary without padding
@@ -38,7 +76,14 @@ struct Checkpoint {
     /// The tokenizer's JSON text (Tokenizer::to_json), a member in the file's data; empty: none. A vocabulary
     /// is too large for a JsonValue.
     std::string tokenizer = {};
+    /// Set only while a run with several ranks saves. In a rank's checkpoint: the part that it is. In rank
+    /// 0's: the parts with the tensors, so that params, master and optimizer are empty.
+    std::optional<CheckpointPart> part = {};
+    std::optional<CheckpointParts> parts = {};
 };
+
+/// Returns the name of a tensor's elements from `begin` on, in row-major order, in a part: "wte.weight/4096".
+std::string piece_name(const std::string& tensor, std::int64_t begin);
 
 /// Returns the tensors in `group`: "params", "master" or "optimizer".
 NamedTensors& tensors_of(Checkpoint& checkpoint, std::string_view group);
@@ -48,9 +93,11 @@ NamedTensors& tensors_of(Checkpoint& checkpoint, std::string_view group);
 /// existing file with that name, or refuses it.
 ///
 /// Tensors are on the CPU, with 1 to 6 axes, any strides and any dtype; the file stores them row-major.
-/// Throws Error, naming the tensor, if a tensor holds an infinity or a NaN. Throws Error when the file system
-/// fails. After an error no temporary file is left. `path` then has its old content, unless only the last
-/// step, the directory's fsync, failed.
+/// A checkpoint with `parts` becomes the main file of these parts, which lie beside it and are durable.
+///
+/// Throws Error, naming the tensor, if a tensor holds an infinity or a NaN, or if the parts do not hold it
+/// completely. Throws Error when the file system fails. After an error no temporary file is left. `path` then
+/// has its old content, unless only the last step, the directory's fsync, failed.
 void write_checkpoint(const std::filesystem::path& path, const Checkpoint& checkpoint,
                       FileSystem& fs = FileSystem::posix(), Existing existing = Existing::replace);
 
@@ -64,27 +111,19 @@ struct ReadOptions {
 };
 
 /// Reads a checkpoint into new contiguous tensors. Every byte is verified against the file's checksum, and
-/// every tensor against the tensor's checksum. Throws Error when the file is not a sound checkpoint.
+/// every tensor against the tensor's checksum. Throws Error when the file is not a sound checkpoint, or one
+/// of its parts is missing or not the one that was saved with it.
 ///
 /// No file content can end the process, or make it use more memory or time than a small multiple of the
-/// file's size: no HDF5 code runs.
+/// files' size: no HDF5 code runs.
 Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadOptions& options = {},
                            FileSystem& fs = FileSystem::posix());
 
-struct TensorInfo {
-    std::string name;  ///< includes the group: "params/head.weight"
-    DType dtype = DType::f32;
-    Shape shape;
-    std::uint32_t crc32c = 0;  ///< checksum over the row-major little-endian elements
-
-    std::uint64_t bytes() const { return static_cast<std::uint64_t>(shape.elements()) * size_of(dtype); }
-    bool operator==(const TensorInfo&) const = default;
-};
-
 struct CheckpointInfo {
     std::int64_t step = 0;
-    std::uint64_t file_bytes = 0;
-    std::uint32_t body_crc32c = 0;
+    std::uint64_t file_bytes = 0;     ///< of the parts, too
+    std::uint32_t body_crc32c = 0;    ///< of the main file
+    std::size_t parts = 0;            ///< 0: the file is whole
     std::vector<TensorInfo> tensors;  ///< in name order
     JsonValue config, data, rng, meta;
     std::string tokenizer;  ///< as in Checkpoint

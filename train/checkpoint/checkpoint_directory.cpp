@@ -1,33 +1,15 @@
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <charconv>
-#include <cstdio>
+#include <set>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/durable_file.h>
-#include <gradtile/train/checkpoint/checkpoint_reader.h>
+#include <gradtile/train/checkpoint/checkpoint_names.h>
+#include <gradtile/train/checkpoint/internal/part_set.h>
 
 namespace gradtile {
-
-namespace {
-
-constexpr std::string_view kPrefix = "step_";
-constexpr std::string_view kSuffix = ".h5";
-
-std::optional<std::int64_t> step_of_file_name(const std::string& name) {
-    if (!name.starts_with(kPrefix) || !name.ends_with(kSuffix)) return std::nullopt;
-    const char* const begin = name.data() + kPrefix.size();
-    const char* const end = name.data() + name.size() - kSuffix.size();
-    std::int64_t step = 0;
-    const auto [stop, error] = std::from_chars(begin, end, step);
-    if (error != std::errc() || stop != end || step < 0) return std::nullopt;
-    return step;
-}
-
-}  // namespace
 
 CheckpointDirectory::CheckpointDirectory(std::filesystem::path path, RetentionPolicy retention,
                                          FileSystem& fs)
@@ -37,9 +19,12 @@ CheckpointDirectory::CheckpointDirectory(std::filesystem::path path, RetentionPo
 }
 
 std::filesystem::path CheckpointDirectory::path_of(std::int64_t step) const {
-    std::array<char, 40> name{};
-    std::snprintf(name.data(), name.size(), "step_%08lld.h5", static_cast<long long>(step));
-    return path_ / name.data();
+    return path_ / step_file_name(step);
+}
+
+std::filesystem::path CheckpointDirectory::path_of(const Checkpoint& checkpoint) const {
+    return checkpoint.part ? path_ / part_file_name(checkpoint.step, *checkpoint.part)
+                           : path_of(checkpoint.step);
 }
 
 std::vector<std::string> CheckpointDirectory::names() const {
@@ -53,27 +38,28 @@ std::vector<std::string> CheckpointDirectory::names() const {
 
 std::vector<CheckpointDirectory::Entry> CheckpointDirectory::list() const {
     std::vector<Entry> entries;
-    for (const std::string& name : names()) {
-        const auto step = step_of_file_name(name);
-        if (step && path_ / name == path_of(*step)) entries.push_back({*step, path_ / name});
-    }
+    for (const std::string& name : names())
+        if (const auto step = step_of_file_name(name)) entries.push_back({*step, path_ / name});
     std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.step > b.step; });
     return entries;
 }
 
 bool CheckpointDirectory::is_empty() const {
-    return std::ranges::all_of(names(),
-                               [](const std::string& name) { return DurableFile::is_temporary(name); });
+    return std::ranges::all_of(names(), [](const std::string& name) {
+        return DurableFile::is_temporary(name) || is_part_file_name(name);
+    });
 }
 
 CheckpointDirectory::Saved CheckpointDirectory::save(const Checkpoint& checkpoint, bool best) const {
     with_file_name("checkpoints", path_, [&] { make_directories(*fs_, path_); });
-    write_checkpoint(path_of(checkpoint.step), checkpoint, *fs_);
+    write_checkpoint(path_of(checkpoint), checkpoint, *fs_);
     Saved saved;
+    if (checkpoint.part) return saved;
     try {
         if (best) mark_best(checkpoint);
         saved.is_best = best;
         apply_retention(checkpoint.step);
+        remove_unlisted_parts();
     } catch (const Error& failure) {
         saved.problem = failure.what();
     }
@@ -161,9 +147,43 @@ CheckpointDirectory::Loaded CheckpointDirectory::load_listed(const ReadOptions& 
     return loaded;
 }
 
+PartFile CheckpointDirectory::describe(const Checkpoint& part) const {
+    const std::filesystem::path path = path_of(part);
+    return with_file_name("checkpoint", path, [&] {
+        return describe_part(open_regular_file(*fs_, path, SymbolicLinks::refuse));
+    });
+}
+
+void CheckpointDirectory::remove_unlisted_parts() const {
+    std::vector<std::string> mains;
+    std::set<std::string> unlisted;
+    for (const std::string& name : names()) {
+        if (is_part_file_name(name)) unlisted.insert(name);
+        if (step_of_file_name(name) || name == best_path().filename()) mains.push_back(name);
+    }
+    if (unlisted.empty()) return;
+    for (const std::string& name : mains) {
+        const CheckpointContents contents = with_file_name("checkpoint", path_ / name, [&] {
+            return read_contents(open_regular_file(*fs_, path_ / name, SymbolicLinks::refuse));
+        });
+        if (!contents.manifest.parts) continue;
+        const auto& [save, files] = *contents.manifest.parts;
+        for (std::int64_t i = 0; i < std::ssize(files); ++i)
+            unlisted.erase(part_file_name(contents.header.step,
+                                          {.save = save, .number = i, .count = std::ssize(files)}));
+    }
+    for (const std::string& name : unlisted)
+        with_file_name("part", path_ / name, [&] { file_check(fs_->remove(path_ / name), "remove"); });
+}
+
 void CheckpointDirectory::remove_temporaries() const {
     for (const std::string& name : names()) {
         if (DurableFile::is_temporary(name)) fs_->remove(path_ / name);
+    }
+    try {
+        remove_unlisted_parts();
+    } catch (const Error&) {
+        // A main file that cannot be read may list parts, so all parts stay.
     }
 }
 

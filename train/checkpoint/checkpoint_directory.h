@@ -1,6 +1,7 @@
 #pragma once
 /// One run's checkpoint files: step_00000042.h5 and so on, and best.h5, the checkpoint with the lowest
-/// validation loss so far.
+/// validation loss so far. Both may be main files, whose tensors are in parts
+/// (step_00000042.part-0-of-2-...).
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -23,6 +24,8 @@ class CheckpointDirectory {
 
     const std::filesystem::path& path() const { return path_; }
     std::filesystem::path path_of(std::int64_t step) const;
+    /// Returns the file that save() writes: the step's, or that of the part.
+    std::filesystem::path path_of(const Checkpoint& checkpoint) const;
     std::filesystem::path best_path() const { return path_ / "best.h5"; }
 
     struct Entry {
@@ -32,7 +35,8 @@ class CheckpointDirectory {
     /// Lists the step files by name, newest first, without best.h5. Does not open the files.
     std::vector<Entry> list() const;
 
-    /// Returns whether the directory holds nothing but temporary files, or does not exist.
+    /// Returns whether the directory does not exist, or holds nothing but temporary files and parts of saves
+    /// that were not finished.
     bool is_empty() const;
 
     struct Saved {
@@ -42,6 +46,8 @@ class CheckpointDirectory {
     /// Writes a checkpoint (see write_checkpoint()). If `best`, links it as best.h5, too. Once the checkpoint
     /// is safe on disk, removes the checkpoints that the retention policy does not keep. Checkpoints from
     /// later steps, which exist when a run was resumed from an earlier step, are neither counted nor removed.
+    /// Parts follow their main files: remove_unlisted_parts() removes them afterwards. A checkpoint that is a
+    /// part itself is only written.
     /// Throws Error when the save fails; the older checkpoints are then unchanged. A failure after the
     /// checkpoint was safe is returned as a message.
     Saved save(const Checkpoint& checkpoint, bool best = false) const;
@@ -55,7 +61,14 @@ class CheckpointDirectory {
     /// checkpoint. A running process may save and remove files meanwhile.
     Loaded load_newest(ReadOptions options = {}) const;
 
-    /// Removes a killed process's temporary files. The caller must hold the run's lock.
+    /// Returns what the main file lists about a part that save() has written.
+    PartFile describe(const Checkpoint& part) const;
+    /// Removes the parts that no main file lists. No save may be running. Throws Error, and removes nothing,
+    /// if a main file cannot be read, because it may list some of them.
+    void remove_unlisted_parts() const;
+
+    /// Removes a killed process's temporary files, and the parts of its unfinished saves. The caller must
+    /// hold the run's lock.
     void remove_temporaries() const;
 
   private:

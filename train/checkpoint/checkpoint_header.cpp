@@ -55,7 +55,7 @@ CheckpointHeader::Bytes CheckpointHeader::encode() const {
     Bytes bytes{};
     std::byte* const to = bytes.data();
     std::memcpy(to, kMagic.data(), kMagic.size());
-    put_little_endian(to + kVersionAt, kVersion);
+    put_little_endian(to + kVersionAt, version);
     put_little_endian(to + kBodyCrcAt, body_crc);
     put_little_endian(to + kStepAt, step);
     put_little_endian(to + kLengthAt, length);
@@ -76,8 +76,10 @@ CheckpointHeader CheckpointHeader::decode(const Bytes& bytes) {
           last_commit_with_version_1, " converts it");
     check(get_little_endian<std::uint32_t>(from + kHeaderCrcAt) == header_crc(bytes),
           "damaged: the header's checksum does not match");
-    check(version == kVersion, "format version ", version, "; this program reads version ", kVersion);
+    check(version == kWhole || version == kInParts, "format version ", version,
+          "; this program reads versions ", kWhole, " and ", kInParts);
     CheckpointHeader header;
+    header.version = version;
     header.step = get_little_endian<std::int64_t>(from + kStepAt);
     header.length = get_little_endian<std::uint64_t>(from + kLengthAt);
     header.body_crc = get_little_endian<std::uint32_t>(from + kBodyCrcAt);

@@ -9,10 +9,20 @@
 
 namespace gradtile {
 
+/// A byte range; `begin` is an offset from the file's first byte.
+struct FileExtent {
+    std::uint64_t begin = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t end() const { return begin + bytes; }
+    bool operator==(const FileExtent&) const = default;
+};
+
 struct CheckpointHeader {
     static constexpr std::uint64_t kSize = 128;
-    static constexpr std::uint32_t kVersion = 2;
+    /// The versions of a file that holds its tensors, and of a main file, whose parts hold them.
+    static constexpr std::uint32_t kWhole = 2, kInParts = 3;
 
+    std::uint32_t version = kWhole;
     std::int64_t step = 0;
     std::uint64_t length = 0;          ///< bytes in the whole file
     std::uint64_t user_block = 0;      ///< offset at which the HDF5 part, the body, begins
@@ -20,10 +30,12 @@ struct CheckpointHeader {
     std::uint32_t manifest_crc = 0;    ///< CRC-32C over bytes [kSize, user_block)
     std::uint32_t body_crc = 0;        ///< CRC-32C over bytes [user_block, length)
 
+    FileExtent body() const { return {user_block, length - user_block}; }
+
     using Bytes = std::array<std::byte, kSize>;
     Bytes encode() const;
-    /// Throws Error (without the file's name) when the bytes are not a header of this version, are damaged,
-    /// or state sizes that contradict each other.
+    /// Throws Error (without the file's name) when the bytes are not a header of these versions, are
+    /// damaged, or state sizes that contradict each other.
     static CheckpointHeader decode(const Bytes& bytes);
 
     bool operator==(const CheckpointHeader&) const = default;

@@ -21,6 +21,8 @@ constexpr std::array<std::pair<std::uint8_t, DType>, 5> kTypeCodes = {
 constexpr std::uint64_t kFixedBytes = 2 + 1 + 1 + 4 + 8;
 constexpr std::uint64_t kAxisBytes = 8;
 constexpr std::uint64_t kExtentBytes = 16;
+// A table of parts: number of the save, count of parts; for each part its length and checksum.
+constexpr std::uint64_t kTableBytes = 8 + 4, kPartBytes = 8 + 4;
 
 // The smallest average extent size. For smaller extents, a reader would spend more time per extent than on
 // the extent's bytes.
@@ -123,7 +125,7 @@ std::vector<FileExtent> read_extents(ManifestReader& in, std::uint64_t bytes, co
     return extents;
 }
 
-StoredObject read_object(ManifestReader& in, const FileExtent& body) {
+StoredObject read_object(ManifestReader& in, const CheckpointHeader& header) {
     StoredObject object;
     object.name = in.text(in.number<std::uint16_t>());
     const bool is_text = std::find(schema::json_names.begin(), schema::json_names.end(), object.name) !=
@@ -138,8 +140,23 @@ StoredObject read_object(ManifestReader& in, const FileExtent& body) {
     check(!is_text || object.bytes() <= schema::max_text_bytes, object.name, ": a text of ", object.bytes(),
           " bytes, at most ", schema::max_text_bytes, " are supported");
     object.crc32c = in.number<std::uint32_t>();
-    object.extents = read_extents(in, object.bytes(), body, object.name);
+    const bool is_here = is_text || header.version == CheckpointHeader::kWhole;
+    object.extents = read_extents(in, is_here ? object.bytes() : 0, header.body(), object.name);
     return object;
+}
+
+PartTable read_table(ManifestReader& in) {
+    PartTable table;
+    table.save = in.number<std::uint64_t>();
+    const auto count = in.number<std::uint32_t>();
+    check(count >= 1 && count <= in.left() / kPartBytes, "damaged: a list of ", count, " parts in ",
+          in.left(), " bytes");
+    for (std::uint32_t i = 0; i < count; ++i) {
+        PartFile& file = table.files.emplace_back();
+        file.bytes = in.number<std::uint64_t>();
+        file.header_crc32c = in.number<std::uint32_t>();
+    }
+    return table;
 }
 
 void check_names(const std::vector<StoredObject>& objects) {
@@ -175,6 +192,7 @@ std::uint64_t CheckpointManifest::encoded_bytes() const {
                  kAxisBytes * static_cast<std::uint64_t>(object.shape.rank()) +
                  kExtentBytes * object.extents.size();
     }
+    if (parts) bytes += kTableBytes + kPartBytes * parts->files.size();
     return bytes;
 }
 
@@ -194,17 +212,27 @@ std::vector<std::byte> CheckpointManifest::encode() const {
             out.number(extent.bytes);
         }
     }
+    if (parts) {
+        out.number(parts->save);
+        out.number(static_cast<std::uint32_t>(parts->files.size()));
+        for (const PartFile& file : parts->files) {
+            out.number(file.bytes);
+            out.number(file.header_crc32c);
+        }
+    }
     return out.finish();
 }
 
-CheckpointManifest CheckpointManifest::decode(std::span<const std::byte> bytes, const FileExtent& body) {
+CheckpointManifest CheckpointManifest::decode(std::span<const std::byte> bytes,
+                                              const CheckpointHeader& header) {
     ManifestReader in(bytes);
     const auto count = in.number<std::uint32_t>();
     check(count <= schema::max_objects && count <= in.left() / kFixedBytes, "damaged: a list of ", count,
           " tensors in ", bytes.size(), " bytes");
     CheckpointManifest manifest;
     manifest.objects.reserve(count);
-    for (std::uint32_t i = 0; i < count; ++i) manifest.objects.push_back(read_object(in, body));
+    for (std::uint32_t i = 0; i < count; ++i) manifest.objects.push_back(read_object(in, header));
+    if (header.version == CheckpointHeader::kInParts) manifest.parts = read_table(in);
     check(in.left() == 0, "damaged: ", in.left(), " bytes after the list of tensors");
     check_names(manifest.objects);
     check_disjoint(manifest.objects);

@@ -135,8 +135,7 @@ CheckpointContents read_contents(const OpenFile& file) {
     check(std::all_of(block.begin() + static_cast<std::ptrdiff_t>(manifest.size()), block.end(),
                       [](std::byte byte) { return byte == std::byte{0}; }),
           "damaged: the user block holds more than the list of tensors");
-    contents.manifest =
-        CheckpointManifest::decode(manifest, {header.user_block, header.length - header.user_block});
+    contents.manifest = CheckpointManifest::decode(manifest, header);
     return contents;
 }
 
@@ -147,7 +146,7 @@ void read_body(const OpenFile& file, const CheckpointContents& contents,
           " objects");
     SegmentIndex index;
     std::vector<Segment> segments = segments_of(contents, destinations, index);
-    read_by_threads(file, segments, contents.header.length - contents.header.user_block);
+    read_by_threads(file, segments, contents.header.body().bytes);
 
     std::uint32_t body_crc = 0;
     for (const Segment& segment : segments)
@@ -155,6 +154,7 @@ void read_body(const OpenFile& file, const CheckpointContents& contents,
     check(body_crc == contents.header.body_crc,
           "damaged: the checksum of the file's content does not match the header's");
     for (std::size_t i = 0; i < objects.size(); ++i) {
+        if (contents.manifest.is_in_parts(objects[i])) continue;
         std::uint32_t crc = 0;
         for (const std::size_t segment : index[i])
             crc = crc32c_combine(crc, segments[segment].crc, segments[segment].extent.bytes);

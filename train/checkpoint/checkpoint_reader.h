@@ -23,7 +23,8 @@ struct CheckpointContents {
 CheckpointContents read_contents(const OpenFile& file);
 
 /// Reads every byte of the body once, on a few threads. Writes object i's bytes to destinations[i], unless
-/// destinations[i] is null. Throws Error unless the file's checksum and every object's checksum match.
+/// destinations[i] is null or the object is in parts. Throws Error unless the file's checksum and the
+/// checksums of the objects in this file match.
 void read_body(const OpenFile& file, const CheckpointContents& contents,
                std::span<std::byte* const> destinations);
 

@@ -10,6 +10,7 @@
 #include <gradtile/train/checkpoint/chunk_preparer.h>
 #include <gradtile/train/checkpoint/internal/checkpoint_write.h>
 #include <gradtile/train/checkpoint/internal/hdf5_types.h>
+#include <gradtile/train/checkpoint/internal/part_set.h>
 
 namespace gradtile {
 
@@ -26,10 +27,9 @@ std::array<hsize_t, Shape::max_rank> dims_of(const Shape& shape) {
     return dims;
 }
 
-void check_storable(const std::string& name, const Tensor& x) {
-    check(x.defined(), name, ": no tensor");
+void check_storable(const std::string& name, const Shape& shape) {
     check(schema::is_stored_tensor_name(name), "\"", name, "\" cannot name a tensor");
-    check(x.rank() >= 1, name, ": a tensor without axes; store it as [1]");
+    check(shape.rank() >= 1, name, ": a tensor without axes; store it as [1]");
 }
 
 std::string data_text(const Checkpoint& checkpoint) {
@@ -160,6 +160,7 @@ CheckpointPlan::CheckpointPlan(const Checkpoint& checkpoint) {
     add_tensors("optimizer", checkpoint.optimizer);
     add_tensors("params", checkpoint.params);
     add_text("rng/json", checkpoint.rng.dump());
+    if (checkpoint.parts) add_parts(*checkpoint.parts);
     check(manifest_.objects.size() <= schema::max_objects, manifest_.objects.size(), " tensors, at most ",
           schema::max_objects, " fit into a checkpoint");
     user_block_ = CheckpointHeader::user_block_for(manifest_.encoded_bytes());
@@ -181,7 +182,8 @@ void CheckpointPlan::add_text(std::string_view name, std::string value) {
 void CheckpointPlan::add_tensors(std::string_view group, const NamedTensors& tensors) {
     for (const auto& [name, x] : tensors) {
         const std::string full_name = concat(group, '/', name);
-        check_storable(full_name, x);
+        check(x.defined(), full_name, ": no tensor");
+        check_storable(full_name, x.shape());
         tensors_.push_back(x);
         StoredObject& object = manifest_.objects.emplace_back();
         object.name = full_name;
@@ -192,6 +194,22 @@ void CheckpointPlan::add_tensors(std::string_view group, const NamedTensors& ten
             object.extents.push_back(
                 {0, static_cast<std::uint64_t>(cut.elements_of(x.shape(), i)) * size_of(x.dtype())});
     }
+}
+
+void CheckpointPlan::add_parts(const CheckpointParts& parts) {
+    check(tensors_.empty(), "its tensors are in this process and in parts");
+    manifest_.parts = parts.table;
+    std::vector<StoredObject>& objects = manifest_.objects;
+    for (const TensorInfo& tensor : parts.tensors) {
+        check_storable(tensor.name, tensor.shape);
+        objects.push_back({tensor.name, tensor.dtype, tensor.shape, 0, {}});
+    }
+    std::ranges::sort(objects, {}, &StoredObject::name);
+}
+
+void CheckpointPlan::set_checksums(const PartSet& parts) {
+    for (StoredObject& object : manifest_.objects)
+        if (object.dtype) object.crc32c = parts.checksum_of(object);
 }
 
 std::uint64_t CheckpointPlan::file_bytes() const {
@@ -210,7 +228,7 @@ std::uint64_t CheckpointPlan::file_bytes() const {
 void CheckpointPlan::require_host_memory() const {
     auto tensor = tensors_.begin();
     for (const StoredObject& object : manifest_.objects) {
-        if (!object.dtype) continue;
+        if (!object.dtype || manifest_.is_in_parts(object)) continue;
         check(tensor->device().is_cpu(), object.name, ": is on ", tensor->device(), ", expected the cpu");
         ++tensor;
     }
@@ -222,10 +240,10 @@ void write_hdf5(Hdf5Storage& storage, CheckpointPlan& plan) {
     auto text = plan.texts_.begin();
     auto tensor = plan.tensors_.begin();
     for (StoredObject& object : plan.manifest_.objects) {
-        if (object.dtype) {
-            writer.tensor(object, *tensor++, chunks);
-        } else {
+        if (!object.dtype) {
             writer.text(object, *text++);
+        } else if (!plan.manifest_.is_in_parts(object)) {
+            writer.tensor(object, *tensor++, chunks);
         }
     }
     writer.finish();

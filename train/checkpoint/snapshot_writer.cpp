@@ -177,6 +177,7 @@ SnapshotWriter::Plan SnapshotWriter::plan_staging(const Checkpoint& live) {
     staged.rng = live.rng;
     staged.meta = live.meta;
     staged.tokenizer = live.tokenizer;
+    staged.part = live.part;
     return plan;
 }
 
@@ -211,7 +212,7 @@ SaveReport SnapshotWriter::report_of(const Checkpoint& checkpoint, bool best) co
     SaveReport report;
     report.best = best;
     report.step = checkpoint.step;
-    report.path = directory_.path_of(checkpoint.step);
+    report.path = directory_.path_of(checkpoint);
     report.bytes = total_bytes(checkpoint);
     return report;
 }

@@ -73,6 +73,8 @@ std::span<const RefusedCombination> refused_combinations() {
          "with attention-dropout, whose masks count rows and not positions; expected 1"},
         {"context-parallel", [](const TrainConfig& c) { return is_shared(c) && c.model.key_offset; },
          "with key-offset, which reads the token before, of another chunk; expected 1"},
+        {"checkpoint-parts", [](const TrainConfig& c) { return c.checkpoint_parts && c.zero == 0; },
+         "without zero, so that every rank holds all of a checkpoint; expected false"},
         {"offload",
          [](const TrainConfig& c) { return has_part(c.offload, Offload::gradients) && c.adapters.rank > 0; },
          "with lora-rank, whose gradients are small; expected no gradients"},

@@ -474,6 +474,10 @@ void visit_run_settings(Config& c, Visit& visit) {
     visit(Setting{"save-every", "steps between checkpoints; 0: only at the end", run, Range{0, max_steps},
                   train_only, may_change},
           c.save_every);
+    visit(Setting{"checkpoint-parts",
+                  "with zero: each rank writes its part of a checkpoint, to a directory that all ranks share",
+                  run, any_value, train_only, may_change},
+          c.checkpoint_parts);
     visit(Setting{"keep-last", "number of newest checkpoints to keep", run, Range{1, max_steps}},
           c.keep_last);
     visit(Setting{"keep-every", "also keep checkpoints whose step is a multiple of this; 0: none", run,

@@ -112,6 +112,7 @@ struct TrainConfig {
     std::int64_t context_parallel = 1;  ///< neighbouring ranks that share each sequence (SharedSequences)
     /// ZeRO level. 1: processes share masters and optimizer state between them; 2: gradients as well
     std::int64_t zero = 0;
+    bool checkpoint_parts = false;  ///< each rank writes the part of a checkpoint that it holds (SharedSave)
     Offload offload = Offload::none;
 
     /// The settings that apply_json() has overwritten. A memory budget does not change them.

@@ -6,6 +6,7 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/with_source.h>
 #include <gradtile/train/checkpoint/checkpoint_directory.h>
+#include <gradtile/train/checkpoint/checkpoint_names.h>
 #include <gradtile/train/config/train_config.h>
 #include <gradtile/train/model/merged_adapters.h>
 
@@ -156,7 +157,12 @@ void check_saved_dtypes(const Checkpoint& checkpoint, DType dtype, const Paramet
 Checkpoint load_checkpoint(const std::filesystem::path& path, const ReadOptions& options,
                            const MessageHandler& on_message) {
     check(exists(path), path.string(), ": no such file or directory");
-    if (!is_directory(path)) return read_checkpoint(path, options);
+    if (!is_directory(path)) {
+        Checkpoint checkpoint = read_checkpoint(path, options);
+        check(!checkpoint.meta.contains(part_number_key), path.string(),
+              ": is a part of a checkpoint; expected its main file, ", step_file_name(checkpoint.step));
+        return checkpoint;
+    }
     const std::filesystem::path inner = path / "checkpoints";
     CheckpointDirectory::Loaded loaded =
         CheckpointDirectory(is_directory(inner) ? inner : path).load_newest(options);

@@ -1,6 +1,7 @@
 #pragma once
 /// Divides a ParameterStore's flat blocks into buckets (one exchange between processes each) and, under ZeRO,
 /// a bucket into the ranges that each process updates.
+#include <algorithm>
 #include <functional>
 #include <span>
 #include <vector>
@@ -8,6 +9,19 @@
 #include <gradtile/core/parameter_store.h>
 
 namespace gradtile {
+
+/// Calls visit(part, packed) for each part of `within` that is in the ranges. `packed` is the part's place if
+/// the ranges are packed without gaps.
+template <class Visit>
+void visit_packed(std::span<const FlatRange> ranges, const FlatRange& within, Visit&& visit) {
+    std::int64_t packed = 0;
+    for (const FlatRange& range : ranges) {
+        const std::int64_t begin = std::max(range.begin, within.begin);
+        const std::int64_t end = std::min(range.end(), within.end());
+        if (begin < end) visit(FlatRange{begin, end - begin}, packed + begin - range.begin);
+        packed += range.length;
+    }
+}
 
 /// Where buckets end: at the first border between parameters after at least `min_elements`. A large parameter
 /// is not cut: one large exchange is faster than several.

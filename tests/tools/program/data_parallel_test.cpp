@@ -401,6 +401,8 @@ TEST_F(DataParallelTraining, SavesAndResumesOfAShardedStateChangeNoLaterStep) {
         EXPECT_EQ(run({"train", "--resume", resumed.string(), "--quiet"}, processes(2)).exit_code, 0);
         EXPECT_TRUE(tensors_of(saved) == tensors_of(unsaved)) << optimizer;
         EXPECT_TRUE(tensors_of(resumed) == tensors_of(unsaved)) << optimizer;
+        const auto in_parts = train(2, flags + Arguments{"--save-every", "2", "--checkpoint-parts"});
+        EXPECT_TRUE(tensors_of(in_parts) == tensors_of(unsaved)) << optimizer;
     }
 }
 
@@ -562,7 +564,7 @@ TEST_F(DataParallelOnGpus, ShardedValuesAreBitIdenticalToWholeOnes) {
             variant + Arguments{"--deterministic", "--micro-batch", "1", "--layers", "4"} +
             Arguments{"--sample-every", "10", "--tokenizer", "bytes", "--eval-every", "7"};
         const auto two = train_on_gpus(2, flags + Arguments{"--zero", "2"}),
-                   three = train_on_gpus(2, flags + Arguments{"--zero", "3"});
+                   three = train_on_gpus(2, flags + Arguments{"--zero", "3", "--checkpoint-parts"});
         EXPECT_EQ(steps_of(two), steps_of(three));
         EXPECT_EQ(tensors_of(two), tensors_of(three));
     }

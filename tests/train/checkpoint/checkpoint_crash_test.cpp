@@ -30,11 +30,21 @@ bool is_best(std::int64_t step) {
     return step == 2 || step == 4;
 }
 
+// Writes a checkpoint to one file, or to one file for each of several ranks and a main file.
+CheckpointDirectory::Saved save_to(const CheckpointDirectory& directory, const Checkpoint& checkpoint,
+                                   std::int64_t ranks = 0) {
+    const bool best = is_best(checkpoint.step);
+    const auto save = static_cast<std::uint64_t>(checkpoint.step);
+    return ranks == 0 ? directory.save(checkpoint, best)
+                      : test::save_in_parts(directory, checkpoint, save, ranks, best);
+}
+
 // Saves all checkpoints, and adds a marker with the step to the log after each save() has returned.
-void save_steps(MemoryFileSystem& memory, FileSystem& fs, const std::vector<Checkpoint>& checkpoints) {
+void save_steps(MemoryFileSystem& memory, FileSystem& fs, const std::vector<Checkpoint>& checkpoints,
+                std::int64_t ranks = 0) {
     const CheckpointDirectory directory(kDirectory, kRetention, fs);
     for (const Checkpoint& checkpoint : checkpoints) {
-        ASSERT_EQ(directory.save(checkpoint, is_best(checkpoint.step)).problem, "");
+        ASSERT_EQ(save_to(directory, checkpoint, ranks).problem, "");
         memory.mark(static_cast<std::uint64_t>(checkpoint.step));
     }
 }
@@ -124,13 +134,32 @@ TEST(CheckpointCrash, AtEveryOperationLeavesTheNewestReportedSave) {
     EXPECT_EQ(first_loss(memory.operations(), checkpoints, test::test_rounds(4)), "");
 }
 
+// A crash at an operation on any rank's part. Alternating with whole files, because a run may be resumed with
+// other settings.
+TEST(CheckpointCrash, AtEveryOperationOnEveryPartLeavesTheNewestReportedSave) {
+    const auto checkpoints = checkpoints_to_save(6);
+    for (const bool alternating : {false, true}) {
+        MemoryFileSystem memory;
+        const CheckpointDirectory directory(kDirectory, kRetention, memory);
+        for (const Checkpoint& checkpoint : checkpoints) {
+            const std::int64_t ranks = alternating && checkpoint.step % 2 == 0 ? 0 : 3;
+            ASSERT_EQ(save_to(directory, checkpoint, ranks).problem, "");
+            memory.mark(static_cast<std::uint64_t>(checkpoint.step));
+        }
+        EXPECT_GT(memory.operations().size(), 60u);
+        EXPECT_EQ(first_loss(memory.operations(), checkpoints, test::test_rounds(4)), "");
+    }
+}
+
 // The replay must be able to detect lost data. This test omits the file fsyncs, and then the directory
 // fsyncs, and the replay must detect the loss in both cases.
 TEST(CheckpointCrash, WouldLoseSavesWithoutTheSyncs) {
     const auto checkpoints = checkpoints_to_save(2);
-    for (const bool directories : {false, true}) {
+    for (const auto& omitted : {std::pair{false, 0}, {true, 0}, {false, 2}, {true, 2}}) {
+        const bool directories = omitted.first;
+        const std::int64_t ranks = omitted.second;
         MemoryFileSystem memory;
-        save_steps(memory, memory, checkpoints);
+        save_steps(memory, memory, checkpoints, ranks);
         auto log = memory.operations();
         std::map<int, bool> written;
         for (const auto& operation : log) {
@@ -161,9 +190,9 @@ struct Outcome {
     std::string message;
 };
 
-Outcome try_save(const CheckpointDirectory& directory, const Checkpoint& checkpoint) {
+Outcome try_save(const CheckpointDirectory& directory, const Checkpoint& checkpoint, std::int64_t ranks = 0) {
     try {
-        return {true, directory.save(checkpoint, is_best(checkpoint.step)).problem};
+        return {true, save_to(directory, checkpoint, ranks).problem};
     } catch (const Error& error) {
         return {false, error.what()};
     }
@@ -172,18 +201,21 @@ Outcome try_save(const CheckpointDirectory& directory, const Checkpoint& checkpo
 // Saves step 1 without faults and step 2 with one, then checks the directory. Returns the number of calls.
 std::size_t save_under(
     const std::vector<Checkpoint>& checkpoints, const std::string& description,
-    const std::function<std::int64_t(std::size_t call, FaultyFileSystem::Call, std::size_t)>& fault) {
+    const std::function<std::int64_t(std::size_t call, FaultyFileSystem::Call, std::size_t)>& fault,
+    std::int64_t ranks = 0) {
     MemoryFileSystem memory;
     const CheckpointDirectory sound(kDirectory, kRetention, memory);
-    EXPECT_TRUE(try_save(sound, checkpoints[0]).saved);
+    EXPECT_TRUE(try_save(sound, checkpoints[0], ranks).saved);
 
     std::size_t calls = 0;
     FaultyFileSystem faulty(
         memory, [&](FaultyFileSystem::Call call, std::size_t bytes) { return fault(calls++, call, bytes); });
-    const Outcome outcome = try_save(CheckpointDirectory(kDirectory, kRetention, faulty), checkpoints[1]);
+    const Outcome outcome =
+        try_save(CheckpointDirectory(kDirectory, kRetention, faulty), checkpoints[1], ranks);
     EXPECT_THAT(outcome.message, Not(HasSubstr("\n"))) << description;
     if (!outcome.saved) {
         EXPECT_THAT(outcome.message, StartsWith("checkpoint")) << description;
+        sound.remove_unlisted_parts();
     }
 
     const auto loaded = sound.load_newest();
@@ -200,7 +232,7 @@ std::size_t save_under(
     EXPECT_TRUE(same_params(read_checkpoint(sound.path_of(1), {}, memory), checkpoints[0])) << description;
 
     // Training continues: once the disk works again, the next save succeeds.
-    EXPECT_TRUE(try_save(sound, checkpoints[2]).saved) << description;
+    EXPECT_EQ(try_save(sound, checkpoints[2], ranks).message, "") << description;
     EXPECT_TRUE(same_params(*sound.load_newest().checkpoint, checkpoints[2])) << description;
     return calls;
 }
@@ -243,6 +275,27 @@ TEST(CheckpointFaults, AFailureOfAnyCallFailsOnlyTheRunningSave) {
                        });
             EXPECT_FALSE(leaves_temporary(checkpoints, failing, code, false)) << failing;
         }
+    }
+}
+
+TEST(CheckpointFaults, AFailureOfAnyCallOnAnyPartFailsOnlyTheRunningSave) {
+    const auto checkpoints = checkpoints_to_save(3);
+    constexpr std::int64_t ranks = 2;
+    const std::size_t calls = save_under(
+        checkpoints, "no fault", [](std::size_t, auto, std::size_t) { return 0; }, ranks);
+    EXPECT_GT(calls, 50u);
+    for (std::size_t failing = 0; failing < calls; ++failing) {
+        save_under(
+            checkpoints, concat("call ", failing),
+            [&](std::size_t call, auto, std::size_t) { return call == failing ? -ENOSPC : 0; }, ranks);
+        save_under(
+            checkpoints, concat("calls from ", failing, " on"),
+            [&](std::size_t call, FaultyFileSystem::Call kind, std::size_t) {
+                const bool spared =
+                    kind == FaultyFileSystem::Call::read_at || kind == FaultyFileSystem::Call::remove;
+                return call >= failing && !spared ? -EIO : 0;
+            },
+            ranks);
     }
 }
 

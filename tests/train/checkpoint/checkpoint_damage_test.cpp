@@ -125,6 +125,43 @@ TEST_F(CheckpointDamage, UnderACorrectHeaderIsRefusedOrHarmless) {
     EXPECT_GT(refusals, rounds / 2);
 }
 
+// Every byte of the files of a checkpoint in parts.
+TEST(CheckpointPartsDamage, EverySingleFlippedBitInAnyFileIsRefused) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryFileSystem fs;
+    const CheckpointDirectory directory("", {}, fs);
+    const Checkpoint meant = generated_checkpoint(ctx, 7);
+    test::save_in_parts(directory, meant, 1, 3);
+    std::vector<std::string> names;
+    fs.list("", names);
+    ASSERT_EQ(names.size(), 4u);
+    std::mt19937_64 random(1);
+    const int rounds = test::test_rounds(200) * 5;
+    for (const std::string& name : names) {
+        const std::vector<std::byte> sound = fs.bytes(name);
+        for (int round = 0; round < rounds; ++round) {
+            std::vector<std::byte> file = sound;
+            // Half the changes are in the header and the list of pieces.
+            const std::size_t position = random() % (round % 2 == 0 ? file.size() : 4096);
+            const auto bit = static_cast<int>(random() % 8);
+            file[position] ^= std::byte{1} << bit;
+            fs.put(name, file);
+            EXPECT_THAT(test::error_of([&] { read_checkpoint(directory.path_of(7), {}, fs); }),
+                        testing::AllOf(StartsWith("checkpoint step_00000007.h5: "), Not(HasSubstr("\n"))))
+                << "bit " << bit << " of byte " << position << " of " << name;
+        }
+        for (const std::size_t size :
+             {std::size_t{0}, std::size_t{127}, std::size_t{128}, sound.size() - 1, sound.size() + 1}) {
+            std::vector<std::byte> file = sound;
+            file.resize(size);
+            fs.put(name, file);
+            EXPECT_NE(test::error_of([&] { read_checkpoint(directory.path_of(7), {}, fs); }), "") << name;
+        }
+        fs.put(name, sound);
+    }
+    test::expect_same(read_checkpoint(directory.path_of(7), {}, fs), meant);
+}
+
 // Corrects all checksums, as an attacker would. The reader must return other values or refuse the file in one
 // line.
 TEST_F(CheckpointDamage, UnderCorrectChecksumsIsRefusedInOneLineOrRead) {

@@ -251,9 +251,9 @@ TEST_F(HostileManifest, AnyLengthOfGarbageUnderCorrectChecksumsIsRefused) {
 
 TEST_F(HostileManifest, LaterVersionsAreNamed) {
     std::vector<std::byte> file = sound_;
-    put_little_endian(file.data() + test::kVersionField, std::uint32_t{3});
+    put_little_endian(file.data() + test::kVersionField, std::uint32_t{4});
     EXPECT_THAT(refusal(test::reseal(std::move(file))),
-                HasSubstr("format version 3; this program reads version 2"));
+                HasSubstr("format version 4; this program reads versions 2 and 3"));
 }
 
 }  // namespace

@@ -44,19 +44,28 @@ class CheckpointPython : public testing::Test {
     Checkpoint c = test::generated_checkpoint(ctx, 12);
 };
 
-TEST_F(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {
+/// Writes the checkpoint as one file, or in parts.
+class CheckpointPythonIn : public CheckpointPython, public testing::WithParamInterface<int> {};
+
+TEST_P(CheckpointPythonIn, H5pyReadsEveryTensorAndEverySetting) {
     c.params["double"] = randn(ctx, {40, 3}, DType::f64, Seed{2});
     c.config.set("text", "gr\xc3\xbc\xc3\x9f");
-    write_checkpoint(directory / "a.h5", c);
-    const auto [status, output] = run(concat(kPython, ' ', GRADTILE_SOURCE_DIR, "/docs/read_checkpoint.py ",
-                                             (directory / "a.h5").string()));
+    const CheckpointDirectory checkpoints(directory.path());
+    const std::filesystem::path file = checkpoints.path_of(12);
+    if (GetParam() == 0) {
+        write_checkpoint(file, c);
+    } else {
+        test::save_in_parts(checkpoints, c, /*save=*/0x0123456789abcdef, GetParam());
+    }
+    const auto [status, output] =
+        run(concat(kPython, ' ', GRADTILE_SOURCE_DIR, "/docs/read_checkpoint.py ", file.string()));
     ASSERT_EQ(status, 0) << output;
     EXPECT_THAT(output, testing::StartsWith("step 12, "));
     EXPECT_THAT(output,
                 testing::HasSubstr(R"(config: {"dtype": "bf16", "text": "gr\u00fc\u00df", "width": 24})"));
     EXPECT_THAT(output, testing::HasSubstr(R"(rng: {"seed": 18446744073709551615})"));
 
-    const CheckpointInfo info = inspect_checkpoint(directory / "a.h5");
+    const CheckpointInfo info = inspect_checkpoint(file);
     const auto value_of = [&](const std::string& name) -> const Tensor& {
         const std::size_t slash = name.find('/');
         const NamedTensors& tensors = name.starts_with("params")   ? c.params
@@ -91,6 +100,8 @@ TEST_F(CheckpointPython, H5pyReadsEveryTensorAndEverySetting) {
         EXPECT_THAT(line, testing::HasSubstr(crc.str()));
     }
 }
+
+INSTANTIATE_TEST_SUITE_P(Parts, CheckpointPythonIn, testing::Values(0, 1, 3));
 
 // Reads the tensor list in the user block as docs/checkpoint_format.md describes it, and compares every entry
 // with h5py's view of the same dataset: shape, elements, checksum, and the chunks' positions.

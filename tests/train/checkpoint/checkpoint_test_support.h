@@ -14,6 +14,7 @@
 #include <gradtile/train/checkpoint/checkpoint.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 
+#include <support/checkpoint_in_parts.h>
 #include <support/temporary_directory.h>
 
 namespace gradtile::test {

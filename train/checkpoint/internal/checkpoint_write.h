@@ -9,14 +9,20 @@
 
 namespace gradtile {
 
+class PartSet;
+
 /// Lists a checkpoint file's objects. The list is made before the file is written, because the user block's
 /// size depends on it.
 class CheckpointPlan {
   public:
-    /// Throws Error naming a tensor that cannot be stored (undefined, no axis, bad name).
+    /// For a checkpoint with `parts`: lists the tensors without their checksums. Throws Error naming a tensor
+    /// that cannot be stored (undefined, no axis, bad name).
     explicit CheckpointPlan(const Checkpoint& checkpoint);
     /// Throws Error naming a tensor that is not on the CPU, where write_hdf5() reads it.
     void require_host_memory() const;
+
+    /// Sets the checksums of the tensors in parts.
+    void set_checksums(const PartSet& parts);
 
     /// The manifest. Its addresses and checksums are zero until write_hdf5() has run.
     const CheckpointManifest& manifest() const { return manifest_; }
@@ -28,6 +34,7 @@ class CheckpointPlan {
     friend void write_hdf5(Hdf5Storage& storage, CheckpointPlan& plan);
     void add_text(std::string_view name, std::string value);
     void add_tensors(std::string_view group, const NamedTensors& tensors);
+    void add_parts(const CheckpointParts& parts);
 
     CheckpointManifest manifest_;
     std::vector<std::string> texts_;  // in the manifest's text order
