@@ -39,7 +39,9 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
                           .ring = static_cast<int>(config.context_parallel),
                           .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
                           .offload_optimizer = has_part(config.offload, Offload::optimizer),
+                          .joins_masters = !sharded && joins_masters_to_save(config),
                           .offload_gradients = has_part(config.offload, Offload::gradients),
+                          .bfloat16_sums = config.gradient_dtype == TrainDType::bf16,
                           .offload_residuals = has_part(config.offload, Offload::residuals),
                           .optimizer_shards = shards,
                           .optimizer_part = optimizer_part};

@@ -26,6 +26,11 @@ FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Co
             .allocator = communicator.symmetric_memory(ctx)};
 }
 
+/// Returns ctx with an allocator of host memory that the device can address.
+Context host_memory_of(const Context& ctx) {
+    return ctx.device().is_cpu() ? ctx : ctx.with_allocator(offload_allocator(ctx.device()));
+}
+
 DataParallelOptions exchange_options(const Context& ctx, const TrainConfig& config) {
     DataParallelOptions options = data_parallel_options(config);
     if (options.offloads_sums) options.sum_allocator = offload_allocator(ctx.device());
@@ -287,6 +292,17 @@ void Replica::add_frozen(Checkpoint& checkpoint) {
     }
 }
 
+const Tensor& Replica::whole_masters() {
+    if (masters_.dtype() == DType::f32) return masters_;
+    const Context& ctx = model.ctx;
+    const Tensor& sums = parallel.gradients();  // not used between steps
+    if (sums.dtype() != DType::f32 && !joined_masters_.defined())
+        joined_masters_ = empty(host_memory_of(ctx), {sums.elements()}, DType::f32);
+    const Tensor& masters = sums.dtype() == DType::f32 ? sums : joined_masters_;
+    copy_masters(parallel.own_ranges().front(), 0, masters);
+    return masters;
+}
+
 void Replica::save_into(Checkpoint& checkpoint) {
     const Context& ctx = model.ctx;
     const ParameterStore& parameters = model.parameters;
@@ -297,11 +313,7 @@ void Replica::save_into(Checkpoint& checkpoint) {
             if (parameters.has_master())
                 checkpoint.master[parameter.name()] = parameters.master_of(parameter);
         }
-        if (masters_.defined()) {
-            const Tensor& unused = parallel.gradients();  // between steps
-            copy_masters(parallel.own_ranges().front(), 0, unused);
-            add_views(unused, parameters.parameters(), "", checkpoint.master);
-        }
+        if (masters_.defined()) add_views(whole_masters(), parameters.parameters(), "", checkpoint.master);
         for (const StateTensor& part : optimizer->state()) checkpoint.optimizer[part.name] = part.tensor;
         return;
     }

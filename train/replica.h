@@ -79,11 +79,14 @@ class Replica {
     /// Keeps this process's part of a parameter's float32 masters, and with zero 3 of the rounded values:
     /// flat, padded to a multiple of 64.
     void keep_masters(const Parameter& parameter, const Tensor& flat);
+    /// Returns the whole model's float32 masters, flat. The next step may overwrite them.
+    const Tensor& whole_masters();
     /// Writes the float32 masters of elements to `masters`. `packed`: where they are in this process's part.
     void copy_masters(const FlatRange& elements, std::int64_t packed, const Tensor& masters) const;
 
     const Communicator& communicator_;
-    Tensor masters_;  // packed, see OptimizerShard; undefined if the store has the masters
+    Tensor masters_;         // packed, see OptimizerShard; undefined if the store has the masters
+    Tensor joined_masters_;  // of a save, if no other memory has room for them
     std::map<std::string, Tensor> on_host_;
     Tensor frozen_values_, frozen_codes_;  // the frozen store's blocks in host memory
 };

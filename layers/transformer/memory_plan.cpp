@@ -121,7 +121,8 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
         request.value_slots ? part.elements * size_of(request.dtype) + passes.values : all_values;
     const std::size_t gradient_size = size_of(accumulator_of(request.dtype));
     const bool has_sums = request.optimizer_shards > 1 || request.gradient_memory;
-    const std::size_t gradient_sums = has_sums ? part.elements * gradient_size : 0;
+    const std::size_t sum_size = request.bfloat16_sums ? size_of(DType::bf16) : gradient_size;
+    const std::size_t gradient_sums = has_sums ? part.elements * sum_size : 0;
     const auto frozen_elements = static_cast<std::size_t>(frozen.flat_elements());
     const std::size_t code_bytes = static_cast<std::size_t>(frozen.code_words()) * size_of(DType::i32);
     MemoryPlan plan{.request = request,
@@ -135,9 +136,12 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
                     .optimizer = part.state_bytes,
                     .activations = passes.activations,
                     .residuals = passes.residuals};
-    if (request.snapshot)  // a checkpoint has float32 masters, and frozen parameters need no copy
-        plan.snapshot =
-            all_values + plan.optimizer + (plan.masters > 0 ? part.elements * size_of(DType::f32) : 0);
+    if (!request.snapshot) return plan;
+    // A checkpoint has float32 masters, and frozen parameters need no copy.
+    const std::size_t masters = plan.masters > 0 ? part.elements * size_of(DType::f32) : 0;
+    plan.snapshot = all_values + plan.optimizer + masters;
+    const bool is_in_host_memory = request.offload_optimizer || ctx.device().is_cpu();
+    if (request.joins_masters && is_in_host_memory) plan.snapshot += masters;
     return plan;
 }
 

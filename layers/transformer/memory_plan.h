@@ -33,7 +33,9 @@ struct MemoryRequest {
     int ring = 1;                    ///< processes that share each sequence (Documents::ring)
     bool snapshot = false;           ///< a checkpoint is first copied within the device's memory
     bool offload_optimizer = false;  ///< masters, optimizer state and that copy are in host memory
+    bool joins_masters = false;      ///< saves join float32 masters in host memory, which the copy reads
     bool offload_gradients = false;  ///< summed gradients are in host memory; requires gradient_memory
+    bool bfloat16_sums = false;      ///< summed gradients are in bfloat16; requires gradient_memory
     bool offload_residuals = false;  ///< ForwardOptions::offload
     /// How many processes share the masters and optimizer state (ZeRO-1).
     std::int64_t optimizer_shards = 1;

@@ -313,6 +313,11 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
              c.offload = Offload::optimizer | Offload::gradients;
          },
          "offload: \"optimizer+gradients\" with lora-rank, whose gradients are small; expected no gradients"},
+        {[](TrainConfig& c) {
+             c.adapters.rank = 4;
+             c.gradient_dtype = TrainDType::bf16;
+         },
+         "gradient-dtype: \"bf16\" with lora-rank, whose gradients are small; expected f32"},
     };
     ASSERT_EQ(std::size(examples), refused_combinations().size());
     for (std::size_t i = 0; i < std::size(examples); ++i) {

@@ -86,7 +86,8 @@ class Training {
         const std::int64_t micro_steps = config_.accumulation_steps();
         Tensor loss;
         for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-            const BackwardHooks hooks = replica_.parallel.start_micro_step(ctx, micro_step, micro_steps);
+            const BackwardHooks hooks =
+                replica_.parallel.start_micro_step(ctx, micro_step, micro_steps, seed_tensor_);
             const ForwardOptions options{
                 .gradient_scale = 1.0 / static_cast<double>(micro_steps),
                 .dropout = DropoutKey::from_seed_tensor(seed_tensor_, micro_step * tokens_.size(0)),

@@ -215,7 +215,7 @@ namespace {
 double host_bytes(const TrainConfig& config, const ParameterStore& parameters) {
     double bytes = 0.0;
     if (has_part(config.offload, Offload::gradients))
-        bytes += 2.0 * static_cast<double>(size_of(accumulator_of(storage_dtype(config.dtype))));
+        bytes += 2.0 * static_cast<double>(size_of(storage_dtype(config.gradient_dtype)));
     if (!has_part(config.offload, Offload::optimizer)) return bytes;
     const std::int64_t elements = parameters.flat_elements();
     const OptimizerPart all = largest_optimizer_part(parameters, config, 1);
@@ -233,6 +233,8 @@ double update_bytes_beyond_adamw(const TrainConfig& config, const ParameterStore
     double bytes = 2 * (state - 2 * sizeof(float));
     // Remainders instead of masters, and the values that they belong to.
     if (config.masters == MasterFormat::split) bytes += 2 * (2.0 - sizeof(float)) + 2;
+    // The norm and the update read the gradients.
+    bytes += 2 * (static_cast<double>(size_of(storage_dtype(config.gradient_dtype))) - sizeof(float));
     return bytes;
 }
 

@@ -86,6 +86,9 @@ std::span<const RefusedCombination> refused_combinations() {
         {"offload",
          [](const TrainConfig& c) { return has_part(c.offload, Offload::gradients) && c.adapters.rank > 0; },
          "with lora-rank, whose gradients are small; expected no gradients"},
+        {"gradient-dtype",
+         [](const TrainConfig& c) { return c.gradient_dtype != TrainDType::f32 && c.adapters.rank > 0; },
+         "with lora-rank, whose gradients are small; expected f32"},
     };
     return list;
 }

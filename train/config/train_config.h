@@ -89,8 +89,9 @@ struct TrainConfig {
     bool cautious_decay = false;                    ///< see DecayFactors
     MomentFormat moment_dtype = MomentFormat::f32;  ///< of the optimizer's moments between steps
     MasterFormat masters = MasterFormat::f32;
-    double clip = 1.0;               ///< largest global gradient norm; 0: no clipping
-    std::int64_t max_bad_steps = 5;  ///< non-finite steps in a row before training stops
+    TrainDType gradient_dtype = TrainDType::f32;  ///< of the sums of gradients
+    double clip = 1.0;                            ///< largest global gradient norm; 0: no clipping
+    std::int64_t max_bad_steps = 5;               ///< non-finite steps in a row before training stops
 
     // Run
     std::string out = "runs/default";
@@ -131,6 +132,12 @@ struct TrainConfig {
         return batch / (sequence_groups(ranks) * micro_batch_size(ranks));
     }
 };
+
+/// Whether a process with the whole state saves masters for which neither itself nor its sums of gradients
+/// has memory.
+inline bool joins_masters_to_save(const TrainConfig& config) {
+    return config.masters == MasterFormat::split && config.gradient_dtype == TrainDType::bf16;
+}
 
 /// Returns the dtype of weights and activations.
 constexpr DType storage_dtype(TrainDType dtype) {

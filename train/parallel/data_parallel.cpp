@@ -6,6 +6,7 @@
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/side_stream.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/parallel/internal/rounded_sum.h>
 #include <gradtile/train/parallel/internal/value_slots.h>
 
 namespace gradtile {
@@ -31,7 +32,7 @@ BucketRule bucket_rule(bool has_slots, std::int64_t elements) {
 std::vector<ShardBucket> shard_buckets(const ParameterStore& store, int processes,
                                        const DataParallelOptions& options) {
     const std::int64_t elements = store.flat_elements();
-    const BucketRule rule = bucket_rule(options.zero >= 2 || options.offloads_sums, elements);
+    const BucketRule rule = bucket_rule(options.zero >= 2 || options.has_slots(1), elements);
     return shard_buckets(store.parameters(), elements, rule, processes,
                          processes > 1 ? options.whole_cost : WholeCost{});
 }
@@ -67,9 +68,7 @@ DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, cons
         for (const FlatRange& range : cut_into_buckets(store.parameters(), own_ranges_.front(),
                                                        bucket_rule(has_slots, store.flat_elements())))
             buckets_.push_back({.range = range, .own = {{range, range.begin}}});
-        if (has_slots)
-            gradients_ = zeros(ctx.with_allocator(options_.sum_allocator), {store.flat_elements()},
-                               accumulator_of(store.dtype()));
+        if (has_slots) gradients_ = zeros(sum_memory(ctx), {store.flat_elements()}, sum_dtype());
     }
     for (Bucket& bucket : buckets_)
         for (const Parameter& parameter : store.parameters())
@@ -108,10 +107,16 @@ void DataParallel::assign_shards(const Context& ctx) {
     const auto part_of_longest = [&](const Context& memory, DType dtype) {
         return zeros(memory, {longest}, dtype).slice(0, 0, packed);
     };
-    gradients_ =
-        part_of_longest(options_.offloads_sums ? ctx.with_allocator(options_.sum_allocator) : symmetric,
-                        accumulator_of(store_.dtype()));
+    gradients_ = part_of_longest(options_.offloads_sums ? sum_memory(ctx) : symmetric, sum_dtype());
     if (options_.zero == 3) own_values_ = part_of_longest(symmetric, store_.dtype());
+}
+
+Context DataParallel::sum_memory(const Context& ctx) const {
+    return options_.sum_allocator ? ctx.with_allocator(options_.sum_allocator) : ctx;
+}
+
+DType DataParallel::sum_dtype() const {
+    return options_.bfloat16_sums ? DType::bf16 : accumulator_of(store_.dtype());
 }
 
 void DataParallel::make_slots(const Context& symmetric) {
@@ -140,9 +145,16 @@ std::size_t DataParallel::gradient_bytes() const {
 }
 
 BackwardHooks DataParallel::start_micro_step(const Context& ctx, std::int64_t micro_step,
-                                             std::int64_t micro_steps) {
+                                             std::int64_t micro_steps, const Tensor& seed_tensor) {
     if (slots_) {
         adds_ = micro_step > 0;
+        if (adds_ && options_.bfloat16_sums) {
+            check(seed_tensor.defined(), "data parallel: micro-step ", micro_step,
+                  " without a seed tensor; expected one, which rounds sums in bfloat16");
+            rounding_ = DropoutKey::from_seed_tensor(seed_tensor)
+                            .at(sum_rounding)
+                            .at(static_cast<std::uint64_t>(micro_step));
+        }
         BackwardHooks hooks = slots_->start_pass(ctx, micro_step == 0);
         if (value_slots_) hooks.before_stage = gather_stages(ctx);
         return hooks;
@@ -172,10 +184,13 @@ void DataParallel::sum_bucket(const Context& exchange, const Bucket& bucket, con
     };
     const auto keep = [&](const OwnPart& part) {
         const Tensor packed = gradients_.slice(0, part.packed, part.range.length);
-        if (adds_) {
-            axpy(exchange, packed, 1.0, local_part(part.range));
+        const Tensor summed = local_part(part.range);
+        if (!adds_) {
+            copy(exchange, packed, summed);
+        } else if (options_.bfloat16_sums) {
+            add_rounded(exchange, packed, summed, rounding_, part.range.begin);
         } else {
-            copy(exchange, packed, local_part(part.range));
+            axpy(exchange, packed, 1.0, summed);
         }
     };
     if (!is_sharded()) {
@@ -186,7 +201,8 @@ void DataParallel::sum_bucket(const Context& exchange, const Bucket& bucket, con
     auto own = bucket.own.begin();
     if (bucket.shards.equal_parts > 0) {
         const Tensor packed = gradients_.slice(0, own->packed, own->range.length);
-        const bool receives = !adds_ && !options_.offloads_sums;  // only the device's memory can
+        // Only the device's memory can, in the exchange's dtype.
+        const bool receives = !adds_ && !options_.offloads_sums && !options_.bfloat16_sums;
         communicator_.reduce_scatter(exchange, local_part(bucket.shards.equal_range()),
                                      receives ? packed : local_part(own->range));
         if (!receives) keep(*own);

@@ -8,12 +8,12 @@
 /// shard's sums and updates that shard; the values are gathered when the next step starts, overlapping its
 /// forward pass. With ZeRO-1 a process has memory for its own gradients of all parameters, adds up those of a
 /// step's micro-steps, and sums once. With ZeRO-2 it has memory for some buckets only (GradientSlots), and
-/// adds every micro-step's sums to its shard. Gradients that are added up in other memory than the device's
-/// are computed in such slots at every level, also by a single process. With ZeRO-3 it also keeps only its
-/// shard's values, and every pass gathers those that it reads, one stage ahead (internal/value_slots.h). Some
-/// parameters must be updated whole by one process. Their gradients are summed in every process, and the
-/// owners broadcast the new values. This method allows shards with unequal lengths, and costs three transfers
-/// per bucket instead of two.
+/// adds every micro-step's sums to its shard. Gradients that are added up in other memory than the device's,
+/// or in bfloat16, are computed in such slots in float32 at every level, also by a single process. With
+/// ZeRO-3 it also keeps only its shard's values, and every pass gathers those that it reads, one stage ahead
+/// (internal/value_slots.h). Some parameters must be updated whole by one process. Their gradients are summed
+/// in every process, and the owners broadcast the new values. This method allows shards with unequal lengths,
+/// and costs three transfers per bucket instead of two.
 ///
 /// On a GPU exchanges run on a separate stream and can be captured with the step; on the CPU a call blocks
 /// until the exchange is complete.
@@ -21,6 +21,7 @@
 #include <span>
 #include <vector>
 
+#include <gradtile/core/dropout_key.h>
 #include <gradtile/core/parameter_store.h>
 #include <gradtile/layers/pass_hooks.h>
 #include <gradtile/train/parallel/communicator.h>
@@ -37,11 +38,14 @@ struct DataParallelOptions {
     int zero = 0;
     WholeCost whole_cost = {};   ///< the cost of each parameter that no shard may cut
     bool offloads_sums = false;  ///< gradients are added up in other memory than the device's
+    bool bfloat16_sums = false;  ///< gradients are added up in bfloat16
     /// Allocates the sums if they are offloaded (offload_allocator.h).
     std::shared_ptr<Allocator> sum_allocator = {};
 
     /// Whether backward passes write to GradientSlots, so that the store must have no gradient block.
-    bool has_slots(int processes) const { return (zero >= 2 && processes > 1) || offloads_sums; }
+    bool has_slots(int processes) const {
+        return (zero >= 2 && processes > 1) || offloads_sums || bfloat16_sums;
+    }
 };
 
 /// A bucket ends after 48 MiB of gradients, which are two GPT-2 124M blocks. Slots hold a few buckets, so
@@ -66,11 +70,15 @@ class DataParallel {
     /// complete buckets before each attention: with slots in every micro-step, else in the last. The first
     /// contribution to each gradient then overwrites the last step's, or with slots the last micro-step's.
     /// Returns no hooks if there is only one process and no slots.
-    BackwardHooks start_micro_step(const Context& ctx, std::int64_t micro_step, std::int64_t micro_steps);
+    ///
+    /// Sums in bfloat16 are rounded to nearest in the first micro-step, and stochastically in the others. The
+    /// random bits follow from `seed_tensor`, StepInput's for the step; other sums do not need it.
+    BackwardHooks start_micro_step(const Context& ctx, std::int64_t micro_step, std::int64_t micro_steps,
+                                   const Tensor& seed_tensor = {});
     /// Work enqueued on ctx's stream after this call sees gradients() summed, over all micro-steps.
     void finish_gradients(const Context& ctx);
-    /// Replicated: all gradients in the store. Sharded: this process's shard, packed; with ZeRO-1 the store
-    /// then keeps this process's own gradients.
+    /// Replicated: all gradients in the store, or with slots their sums. Sharded: this process's shard,
+    /// packed; with ZeRO-1 the store then keeps this process's own gradients.
     const Tensor& gradients() const { return gradients_; }
     /// Bytes of memory for gradients: gradients(), and what backward passes write to.
     std::size_t gradient_bytes() const;
@@ -114,6 +122,8 @@ class DataParallel {
     struct OwnPart;
     struct Bucket;
     void assign_shards(const Context& ctx);
+    Context sum_memory(const Context& ctx) const;
+    DType sum_dtype() const;
     void make_slots(const Context& symmetric);
     void sum_bucket(const Context& exchange, const Bucket& bucket, const Tensor& local) const;
     void sum_complete_buckets(const Context& ctx);
@@ -134,6 +144,7 @@ class DataParallel {
     std::unique_ptr<GradientSlots> slots_;
     std::unique_ptr<ValueSlots> value_slots_;  // ZeRO-3
     bool adds_ = false;                        // sums are added to those of the micro-steps before
+    DropoutKey rounding_;                      // of sums in bfloat16 that are added
     std::vector<const Bucket*> complete_;      // complete buckets whose sums have not started
     std::size_t next_bucket_ = 0;              // first bucket that the forward pass has not waited for
 };

@@ -143,6 +143,18 @@ TEST(Plan, CountsOffloadedGradientsAsHostMemory) {
     EXPECT_NEAR(ms(plan, "update_ms"), 2 * crossing, 1e-6 * crossing);
 }
 
+TEST(Plan, CountsGradientsInBfloat16AsHalfTheBytes) {
+    const Arguments offloaded = gpt2_plan(1, 8) + Arguments{"--offload", "gradients"};
+    const json f32 = plan_of(offloaded), bf16 = plan_of(offloaded + Arguments{"--gradient-dtype", "bf16"});
+    const auto bytes = [](const json& of, const char* name) {
+        return of.at("memory").at(name).get<double>();
+    };
+    EXPECT_EQ(2 * bytes(bf16, "host_bytes"), bytes(f32, "host_bytes"));
+    EXPECT_EQ(bytes(bf16, "gradients_bytes"), bytes(f32, "gradients_bytes"));
+    const double update_ms = f32.at("predictions")[0].at("update_ms").get<double>();
+    EXPECT_NEAR(2 * bf16.at("predictions")[0].at("update_ms").get<double>(), update_ms, 1e-6 * update_ms);
+}
+
 TEST(Plan, PrintsTheLargestMicroBatchThatFits) {
     const json plan = plan_of(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"});
     EXPECT_FALSE(plan.at("fits"));
