@@ -139,19 +139,21 @@ class Chooser {
                    (6.0 * static_cast<double>(plan.parameters) * tokens(sequences) / flops);
         };
         // Residuals leave during the forward pass, a third of the operations, and return during backward.
-        const double residuals = bus(plan.residuals, micro_batch), forward = micro_steps / 3.0;
-        const double waits =
-            std::max(0.0, residuals - forward) + std::max(0.0, residuals - (passes - forward));
+        // Both passes bring the weights.
+        const double residuals = bus(plan.residuals, micro_batch),
+                     weights = bus(plan.offloaded_values, micro_batch), forward = micro_steps / 3.0;
+        const double waits = std::max(0.0, std::max(residuals, weights) - forward) +
+                             std::max(0.0, residuals + weights - (passes - forward));
         // A micro-step's gradients leave during backward, which waits for them.
         const std::int64_t batch = micro_batch * config.accumulation_steps(ranks_);
-        std::size_t read_by_update = 0;
+        std::size_t crossing_in_update = plan.offloaded_values;
         double sums = 0.0;
         if (has_part(config.offload, Offload::gradients)) {
             sums = bus(plan.gradient_sums, micro_batch);
-            read_by_update += 2 * plan.gradient_sums;  // by the norm, too
+            crossing_in_update += 2 * plan.gradient_sums;  // by the norm, too
         }
-        if (has_part(config.offload, Offload::optimizer)) read_by_update += plan.masters + plan.optimizer;
-        return passes + waits + sums + bus(read_by_update, batch);
+        if (has_part(config.offload, Offload::optimizer)) crossing_in_update += plan.masters + plan.optimizer;
+        return passes + waits + sums + bus(crossing_in_update, batch);
     }
 
     /// Describes the settings of `chosen` that are not those of the run.
@@ -190,9 +192,8 @@ class Chooser {
     }
 
     const MemoryPlan& pass_plan(const TrainConfig& of) {
-        auto& known =
-            passes_[{of.training.recompute, of.micro_batch, of.gradient_dtype,
-                     has_part(of.offload, Offload::gradients), has_part(of.offload, Offload::residuals)}];
+        auto& known = passes_[{of.training.recompute, of.micro_batch, of.gradient_dtype,
+                               static_cast<int>(of.offload) & ~static_cast<int>(Offload::optimizer)}];
         if (!known) {
             TrainConfig config = config_;
             config.training.recompute = of.training.recompute;
@@ -219,7 +220,7 @@ class Chooser {
     std::int64_t ranks_;
     bool row_ranges_;
     JsonValue defaults_, present_;
-    std::map<std::tuple<Recompute, std::int64_t, TrainDType, bool, bool>, std::optional<MemoryPlan>> passes_;
+    std::map<std::tuple<Recompute, std::int64_t, TrainDType, int>, std::optional<MemoryPlan>> passes_;
     std::map<std::tuple<MasterFormat, MomentFormat, TrainDType, bool>, std::optional<MemoryPlan>> states_;
 };
 

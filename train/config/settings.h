@@ -474,7 +474,8 @@ void visit_run_settings(Config& c, Visit& visit) {
     visit(
         Setting{"offload",
                 "on a GPU: keep in page-locked host memory the optimizer's state with the masters, the sums "
-                "of gradients, or residuals, which blocks save for backward; or several, joined by +",
+                "of gradients, residuals, which blocks save for backward, or the weights; or several, joined "
+                "by +",
                 run, any_value, SettingUsers{.plan = true, .bench_train = true}, may_change, FlagTakes::list},
         c.offload);
     visit(Setting{"context-parallel",

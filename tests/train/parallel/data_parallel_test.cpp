@@ -522,7 +522,7 @@ std::vector<double> gradients_after(const std::vector<int>& tokens_of_micro_step
 
 TEST(DataParallel, SumsInOtherMemoryAreThoseOfAGradientBlock) {
     const auto memory = std::make_shared<test::CountedMemory>();
-    const DataParallelOptions offloaded{.offloads_sums = true, .sum_allocator = memory};
+    const DataParallelOptions offloaded{.offloads_sums = true, .host_allocator = memory};
     EXPECT_EQ(gradients_after({3}, offloaded), gradients_after({3}, {}));
     EXPECT_GT(memory->peak, 0U);
     // A gradient block adds inside the products, in another order.
