@@ -28,7 +28,7 @@ def plan(program, model, gpus, gib):
 
 def short(chosen):
     """'recompute block (saves ..), offload optimizer (..)' -> 'block, offload optimizer'"""
-    names = {"recompute": "", "masters": "masters ", "offload": "offload ", "moment-dtype": "moments "}
+    names = {"recompute": "", "masters": "masters ", "offload": "offload ", "moment-dtype": "moments ", "gradient-dtype": "gradients "}
     words = []
     for part in chosen.split("), "):
         name, value = part.split(" (")[0].split(" ", 1)

@@ -87,7 +87,9 @@ WholeCost whole_cost(const TrainConfig& config) {
 DataParallelOptions data_parallel_options(const TrainConfig& config) {
     return {.zero = static_cast<int>(config.zero),
             .whole_cost = whole_cost(config),
-            .offloads_sums = has_part(config.offload, Offload::gradients)};
+            .offloads_sums = has_part(config.offload, Offload::gradients),
+            .bfloat16_sums = config.gradient_dtype == TrainDType::bf16,
+            .offloads_values = has_part(config.offload, Offload::weights)};
 }
 
 OptimizerPart largest_optimizer_part(const ParameterStore& parameters, const TrainConfig& config,

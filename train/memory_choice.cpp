@@ -49,6 +49,12 @@ std::string short_size(std::size_t bytes) {
     return bytes < 10 * mebibyte ? concat(bytes >> 10, " KiB") : concat(bytes / mebibyte, " MiB");
 }
 
+/// Formats of the state that round, so that they change results.
+struct RoundedFormats {
+    MomentFormat moments;
+    TrainDType gradients;
+};
+
 class Chooser {
   public:
     Chooser(const Context& ctx, const TrainConfig& config, std::int64_t ranks, bool row_ranges)
@@ -59,16 +65,17 @@ class Chooser {
           defaults_(to_json(TrainConfig())),
           present_(to_json(config)) {}
 
-    /// Returns the settings with this type of moments that need not stay, in the order of preference among
-    /// equally fast ones.
-    std::vector<TrainConfig> candidates(MomentFormat moments) const {
+    /// Returns the settings with these formats that need not stay, in the order of preference among equally
+    /// fast ones.
+    std::vector<TrainConfig> candidates(const RoundedFormats& formats) const {
         const bool on_gpu = dry_.device().is_cuda();
         const std::vector<std::int64_t> sizes = is_free("micro-batch")
                                                     ? micro_batches(config_.micro_batch_size(ranks_))
                                                     : std::vector{config_.micro_batch};
         std::vector<TrainConfig> all;
         TrainConfig c = config_;
-        c.moment_dtype = moments;
+        c.moment_dtype = formats.moments;
+        c.gradient_dtype = formats.gradients;
         for (const Offload offload : values_of(config_.offload, on_gpu && is_free("offload")))
             for (const MasterFormat masters : values_of(config_.masters, is_free("masters")))
                 for (const Recompute recompute : values_of(config_.training.recompute, is_free("recompute")))
@@ -81,8 +88,14 @@ class Chooser {
                     }
         return all;
     }
-    std::vector<MomentFormat> moment_formats() const {
-        return values_of(config_.moment_dtype, is_free("moment-dtype"));
+    /// Returns the formats that need not stay, in the order in which they are tried. Moments keep their
+    /// errors from step to step, sums of gradients do not.
+    std::vector<RoundedFormats> rounded_formats() const {
+        std::vector<RoundedFormats> all;
+        for (const MomentFormat moments : values_of(config_.moment_dtype, is_free("moment-dtype")))
+            for (const TrainDType gradients : values_of(config_.gradient_dtype, is_free("gradient-dtype")))
+                all.push_back({moments, gradients});
+        return all;
     }
 
     MemoryRequest request_of(const TrainConfig& config) const {
@@ -91,8 +104,9 @@ class Chooser {
         return request;
     }
 
-    /// Equals plan_memory() of the settings. Only recompute, micro-batch and what passes offload change a
-    /// pass, and only the other settings the optimizer, so the numbers of dry runs are combined.
+    /// Equals plan_memory() of the settings. Only recompute, micro-batch, the gradients' dtype and what
+    /// passes offload change a pass, and only the other settings and that dtype the optimizer, so the numbers
+    /// of dry runs are combined.
     MemoryPlan plan_of(const TrainConfig& config) {
         MemoryPlan plan = pass_plan(config);
         const MemoryPlan& state = state_plan(config);
@@ -125,19 +139,21 @@ class Chooser {
                    (6.0 * static_cast<double>(plan.parameters) * tokens(sequences) / flops);
         };
         // Residuals leave during the forward pass, a third of the operations, and return during backward.
-        const double residuals = bus(plan.residuals, micro_batch), forward = micro_steps / 3.0;
-        const double waits =
-            std::max(0.0, residuals - forward) + std::max(0.0, residuals - (passes - forward));
+        // Both passes bring the weights.
+        const double residuals = bus(plan.residuals, micro_batch),
+                     weights = bus(plan.offloaded_values, micro_batch), forward = micro_steps / 3.0;
+        const double waits = std::max(0.0, std::max(residuals, weights) - forward) +
+                             std::max(0.0, residuals + weights - (passes - forward));
         // A micro-step's gradients leave during backward, which waits for them.
         const std::int64_t batch = micro_batch * config.accumulation_steps(ranks_);
-        std::size_t read_by_update = 0;
+        std::size_t crossing_in_update = plan.offloaded_values;
         double sums = 0.0;
         if (has_part(config.offload, Offload::gradients)) {
             sums = bus(plan.gradient_sums, micro_batch);
-            read_by_update += 2 * plan.gradient_sums;  // by the norm, too
+            crossing_in_update += 2 * plan.gradient_sums;  // by the norm, too
         }
-        if (has_part(config.offload, Offload::optimizer)) read_by_update += plan.masters + plan.optimizer;
-        return passes + waits + sums + bus(read_by_update, batch);
+        if (has_part(config.offload, Offload::optimizer)) crossing_in_update += plan.masters + plan.optimizer;
+        return passes + waits + sums + bus(crossing_in_update, batch);
     }
 
     /// Describes the settings of `chosen` that are not those of the run.
@@ -163,6 +179,8 @@ class Chooser {
         describe("micro-batch", "", [&](TrainConfig& c) { c.micro_batch = config_.micro_batch; });
         describe("masters", ", equal results", [&](TrainConfig& c) { c.masters = config_.masters; });
         describe("offload", "", [&](TrainConfig& c) { c.offload = config_.offload; });
+        describe("gradient-dtype", ", rounds the gradients",
+                 [&](TrainConfig& c) { c.gradient_dtype = config_.gradient_dtype; });
         describe("moment-dtype", ", rounds the moments",
                  [&](TrainConfig& c) { c.moment_dtype = config_.moment_dtype; });
         return line;
@@ -174,20 +192,21 @@ class Chooser {
     }
 
     const MemoryPlan& pass_plan(const TrainConfig& of) {
-        auto& known =
-            passes_[{of.training.recompute, of.micro_batch, has_part(of.offload, Offload::gradients),
-                     has_part(of.offload, Offload::residuals)}];
+        auto& known = passes_[{of.training.recompute, of.micro_batch, of.gradient_dtype,
+                               static_cast<int>(of.offload) & ~static_cast<int>(Offload::optimizer)}];
         if (!known) {
             TrainConfig config = config_;
             config.training.recompute = of.training.recompute;
             config.micro_batch = of.micro_batch;
+            config.gradient_dtype = of.gradient_dtype;
             config.offload = of.offload;
             known = plan_memory(dry_, request_of(config));
         }
         return *known;
     }
     const MemoryPlan& state_plan(const TrainConfig& config) {
-        auto& known = states_[{config.masters, config.moment_dtype}];
+        auto& known = states_[{config.masters, config.moment_dtype, config.gradient_dtype,
+                               has_part(config.offload, Offload::optimizer)}];
         if (!known) {
             MemoryRequest request = request_of(config);
             request.micro_batch = 1;
@@ -201,8 +220,8 @@ class Chooser {
     std::int64_t ranks_;
     bool row_ranges_;
     JsonValue defaults_, present_;
-    std::map<std::tuple<Recompute, std::int64_t, bool, bool>, std::optional<MemoryPlan>> passes_;
-    std::map<std::pair<MasterFormat, MomentFormat>, std::optional<MemoryPlan>> states_;
+    std::map<std::tuple<Recompute, std::int64_t, TrainDType, int>, std::optional<MemoryPlan>> passes_;
+    std::map<std::tuple<MasterFormat, MomentFormat, TrainDType, bool>, std::optional<MemoryPlan>> states_;
 };
 
 }  // namespace
@@ -219,10 +238,10 @@ MemoryChoice choose_within(const Context& ctx, const TrainConfig& config, std::i
     Chooser chooser(ctx, config, ranks, row_ranges);
     std::optional<TrainConfig> smallest;
     std::size_t smallest_need = 0;
-    for (const MomentFormat moments : chooser.moment_formats()) {
+    for (const RoundedFormats& formats : chooser.rounded_formats()) {
         std::optional<TrainConfig> fastest;
         double least_time = 0.0;
-        for (const TrainConfig& candidate : chooser.candidates(moments)) {
+        for (const TrainConfig& candidate : chooser.candidates(formats)) {
             const MemoryPlan plan = chooser.plan_of(candidate);
             if (!smallest || plan.total() < smallest_need) {
                 smallest = candidate;

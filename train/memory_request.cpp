@@ -39,13 +39,16 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
                           .ring = static_cast<int>(config.context_parallel),
                           .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
                           .offload_optimizer = has_part(config.offload, Offload::optimizer),
+                          .joins_masters = !sharded && joins_masters_to_save(config),
                           .offload_gradients = has_part(config.offload, Offload::gradients),
+                          .bfloat16_sums = config.gradient_dtype == TrainDType::bf16,
                           .offload_residuals = has_part(config.offload, Offload::residuals),
+                          .offload_values = has_part(config.offload, Offload::weights),
                           .optimizer_shards = shards,
                           .optimizer_part = optimizer_part};
     if (data_parallel_options(config).has_slots(static_cast<int>(shards)))
         request.gradient_memory = gradient_slots;
-    if (sharded && config.zero == 3) {
+    if (data_parallel_options(config).has_value_slots(static_cast<int>(shards))) {
         request.value_slots = [=](const Context& ctx, const ParameterStore& store) {
             return ValueSlots(ctx, store, bucket_ranges(store), nullptr, {}).bytes();
         };

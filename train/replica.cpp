@@ -19,16 +19,23 @@ bool is_sharded(const TrainConfig& config, const Communicator& communicator) {
 
 FlatOptions flat_options(const Context& ctx, const TrainConfig& config, const Communicator& communicator) {
     const bool sharded = is_sharded(config, communicator);
+    const DataParallelOptions exchange = data_parallel_options(config);
     return {.masters = !sharded && config.masters == MasterFormat::f32 &&
                        !has_part(config.offload, Offload::optimizer),
-            .gradient_block = !data_parallel_options(config).has_slots(communicator.size()),
-            .value_block = !sharded || config.zero < 3,
+            .gradient_block = !exchange.has_slots(communicator.size()),
+            .value_block = !exchange.has_value_slots(communicator.size()),
             .allocator = communicator.symmetric_memory(ctx)};
+}
+
+/// Returns ctx with an allocator of host memory that the device can address.
+Context host_memory_of(const Context& ctx) {
+    return ctx.device().is_cpu() ? ctx : ctx.with_allocator(offload_allocator(ctx.device()));
 }
 
 DataParallelOptions exchange_options(const Context& ctx, const TrainConfig& config) {
     DataParallelOptions options = data_parallel_options(config);
-    if (options.offloads_sums) options.sum_allocator = offload_allocator(ctx.device());
+    if (options.offloads_sums || options.offloads_values)
+        options.host_allocator = host_memory_of(ctx).allocator();
     return options;
 }
 
@@ -97,7 +104,7 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
                          .gradients = parallel.gradients(),
                          .values = parallel.own_values(),
                          .is_whole = !sharded};
-    if (has_part(config.offload, Offload::optimizer)) shard.state_allocator = offload_allocator(ctx.device());
+    if (has_part(config.offload, Offload::optimizer)) shard.state_allocator = host_memory_of(ctx).allocator();
     if (is_16_bit(store.dtype()) && !store.has_master()) {
         const std::int64_t elements = parallel.own_elements();
         const Context state_ctx = shard.state_context(ctx);
@@ -245,7 +252,7 @@ void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& s
 
 void Replica::share(int root) {
     check(!parallel.is_sharded(), "replica: its state is divided between the processes");
-    std::vector<Tensor> tensors = {model.parameters.values()};
+    std::vector<Tensor> tensors = {whole_values()};
     if (model.parameters.has_master()) tensors.push_back(model.parameters.master());
     if (masters_.defined()) tensors.push_back(masters_);
     if (model.has_adapters()) tensors.push_back(model.frozen.values());
@@ -274,21 +281,31 @@ void Replica::add_frozen(Checkpoint& checkpoint) {
     }
 }
 
+const Tensor& Replica::whole_values() const {
+    const Tensor& own = parallel.own_values();
+    return own.defined() ? own : model.parameters.values();
+}
+
+const Tensor& Replica::whole_masters() {
+    if (masters_.dtype() == DType::f32) return masters_;
+    const Context& ctx = model.ctx;
+    const Tensor& sums = parallel.gradients();  // not used between steps
+    if (sums.dtype() != DType::f32 && !joined_masters_.defined())
+        joined_masters_ = empty(host_memory_of(ctx), {sums.elements()}, DType::f32);
+    const Tensor& masters = sums.dtype() == DType::f32 ? sums : joined_masters_;
+    copy_masters(parallel.own_ranges().front(), 0, masters);
+    return masters;
+}
+
 void Replica::save_into(Checkpoint& checkpoint) {
     const Context& ctx = model.ctx;
     const ParameterStore& parameters = model.parameters;
     if (!parallel.is_sharded()) {
         add_frozen(checkpoint);
-        for (const Parameter& parameter : parameters.parameters()) {
-            checkpoint.params[parameter.name()] = parameter.value();
-            if (parameters.has_master())
-                checkpoint.master[parameter.name()] = parameters.master_of(parameter);
-        }
-        if (masters_.defined()) {
-            const Tensor& unused = parallel.gradients();  // between steps
-            copy_masters(parallel.own_ranges().front(), 0, unused);
-            add_views(unused, parameters.parameters(), "", checkpoint.master);
-        }
+        const auto held = parameters.parameters();
+        add_views(whole_values(), held, "", checkpoint.params);
+        if (parameters.has_master()) add_views(parameters.master(), held, "", checkpoint.master);
+        if (masters_.defined()) add_views(whole_masters(), held, "", checkpoint.master);
         for (const StateTensor& part : optimizer->state()) checkpoint.optimizer[part.name] = part.tensor;
         return;
     }

@@ -86,11 +86,16 @@ class Replica {
     /// Keeps this process's part of a parameter's float32 masters, and with zero 3 of the rounded values:
     /// flat, padded to a multiple of 64.
     void keep_masters(const Parameter& parameter, const Tensor& flat);
+    /// Return the whole model's values or float32 masters, flat, unless the replica is sharded. The next step
+    /// may overwrite the masters.
+    const Tensor& whole_values() const;
+    const Tensor& whole_masters();
     /// Writes the float32 masters of elements to `masters`. `packed`: where they are in this process's part.
     void copy_masters(const FlatRange& elements, std::int64_t packed, const Tensor& masters) const;
 
     const Communicator& communicator_;
-    Tensor masters_;  // packed, see OptimizerShard; undefined if the store has the masters
+    Tensor masters_;         // packed, see OptimizerShard; undefined if the store has the masters
+    Tensor joined_masters_;  // of a save, if no other memory has room for them
     std::map<std::string, Tensor> on_host_;
     Tensor frozen_values_, frozen_codes_;  // the frozen store's blocks in host memory
 };

@@ -104,8 +104,8 @@ StepRunner::Outcome StepRunner::compute_step(const Context& ctx, const StepShape
         const Batch batch = shared_.part_of(ctx, input_.micro_batch(shape, micro_step));
         const std::int64_t first_sample =
             (micro_step * shared_.groups() + shared_.group()) * batch.tokens.size(0);
-        const bool last = micro_step + 1 == micro_steps;
-        const BackwardHooks sums = parallel.start_micro_step(ctx, micro_step, micro_steps);
+        const BackwardHooks sums =
+            parallel.start_micro_step(ctx, micro_step, micro_steps, input_.seed_tensor());
         Transformer::Saved saved;
         const Tensor micro_batch_loss = model.transformer.forward(
             ctx, batch.tokens, batch.targets, saved,
@@ -117,7 +117,7 @@ StepRunner::Outcome StepRunner::compute_step(const Context& ctx, const StepShape
              .offload = offload_.get()});
         model.transformer.backward(ctx, std::move(saved), sums);
         axpy(ctx, loss, 1.0, micro_batch_loss);
-        if (last || ctx.is_planning() || ctx.device().is_cuda()) continue;
+        if (micro_step + 1 == micro_steps || ctx.is_planning() || ctx.device().is_cuda()) continue;
         report_part(
             {.step = step_, .kind = StepPart::Kind::micro_steps, .done = micro_step + 1, .all = micro_steps});
         if (vote_on_stopping(ctx) == Outcome::abandoned) {

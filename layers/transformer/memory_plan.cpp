@@ -117,11 +117,13 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     PassBytes passes = pass_bytes(ctx, request);
     const std::size_t all_values = elements * size_of(request.dtype);
     if (request.samples) passes.activations = std::max(passes.activations, all_values);
+    const std::size_t own_values = part.elements * size_of(request.dtype);
     const std::size_t values =
-        request.value_slots ? part.elements * size_of(request.dtype) + passes.values : all_values;
+        request.value_slots ? (request.offload_values ? 0 : own_values) + passes.values : all_values;
     const std::size_t gradient_size = size_of(accumulator_of(request.dtype));
     const bool has_sums = request.optimizer_shards > 1 || request.gradient_memory;
-    const std::size_t gradient_sums = has_sums ? part.elements * gradient_size : 0;
+    const std::size_t sum_size = request.bfloat16_sums ? size_of(DType::bf16) : gradient_size;
+    const std::size_t gradient_sums = has_sums ? part.elements * sum_size : 0;
     const auto frozen_elements = static_cast<std::size_t>(frozen.flat_elements());
     const std::size_t code_bytes = static_cast<std::size_t>(frozen.code_words()) * size_of(DType::i32);
     MemoryPlan plan{.request = request,
@@ -134,10 +136,14 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
                     .gradient_sums = gradient_sums,
                     .optimizer = part.state_bytes,
                     .activations = passes.activations,
-                    .residuals = passes.residuals};
-    if (request.snapshot)  // a checkpoint has float32 masters, and frozen parameters need no copy
-        plan.snapshot =
-            all_values + plan.optimizer + (plan.masters > 0 ? part.elements * size_of(DType::f32) : 0);
+                    .residuals = passes.residuals,
+                    .offloaded_values = request.offload_values ? own_values : 0};
+    if (!request.snapshot) return plan;
+    // A checkpoint has float32 masters, and frozen parameters need no copy.
+    const std::size_t masters = plan.masters > 0 ? part.elements * size_of(DType::f32) : 0;
+    plan.snapshot = all_values + plan.optimizer + masters;
+    const bool is_in_host_memory = request.offload_optimizer || ctx.device().is_cpu();
+    if (request.joins_masters && is_in_host_memory) plan.snapshot += masters;
     return plan;
 }
 
@@ -218,6 +224,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
     line("total", plan.total());
     if (plan.host() > 0) {
         out << "and in host memory, page-locked\n";
+        if (plan.request.offload_values) line("parameters", plan.offloaded_values);
         if (offloads_optimizer) optimizer_lines();
         if (plan.request.offload_gradients) line("sums of gradients", plan.gradient_sums);
         if (plan.request.offload_residuals) line("residuals", plan.residuals);

@@ -33,8 +33,11 @@ struct MemoryRequest {
     int ring = 1;                    ///< processes that share each sequence (Documents::ring)
     bool snapshot = false;           ///< a checkpoint is first copied within the device's memory
     bool offload_optimizer = false;  ///< masters, optimizer state and that copy are in host memory
+    bool joins_masters = false;      ///< saves join float32 masters in host memory, which the copy reads
     bool offload_gradients = false;  ///< summed gradients are in host memory; requires gradient_memory
+    bool bfloat16_sums = false;      ///< summed gradients are in bfloat16; requires gradient_memory
     bool offload_residuals = false;  ///< ForwardOptions::offload
+    bool offload_values = false;     ///< values are in host memory between passes; requires value_slots
     /// How many processes share the masters and optimizer state (ZeRO-1).
     std::int64_t optimizer_shards = 1;
     /// Returns the largest part that any process has. Undefined: equal parts, and an optimizer without state.
@@ -42,10 +45,11 @@ struct MemoryRequest {
     /// Gradients in slots: returns hooks for the passes of a dry run, after which `ctx` has allocated the
     /// memory in which a process computes gradients. Undefined: a block of all gradients.
     std::function<BackwardHooks(const Context& ctx, const ParameterStore&)> gradient_memory = {};
-    /// ZeRO-3: returns the bytes that a process has for values in passes, in addition to those of its part.
-    /// `ctx` is for a dry run. Undefined: a block of all values.
+    /// ZeRO-3 or offload_values: returns the bytes that a process has for values in passes, in addition to
+    /// those of its part. `ctx` is for a dry run. Undefined: a block of all values.
     std::function<std::size_t(const Context& ctx, const ParameterStore&)> value_slots = {};
-    /// ZeRO-3: between steps all values are gathered in the activations' memory, to generate a sample.
+    /// With value_slots: between steps all values are gathered in the activations' memory, to generate a
+    /// sample.
     bool samples = false;
 };
 
@@ -59,13 +63,14 @@ struct MemoryPlan {
     std::size_t gradients = 0;      ///< including gradient_sums unless they are offloaded
     std::size_t gradient_sums = 0;  ///< summed gradients beside those that passes compute: this process's
     std::size_t optimizer = 0;
-    std::size_t activations = 0;  ///< the smallest Arena for forward, backward and samples
-    std::size_t snapshot = 0;     ///< copy of the state that a checkpoint stores and training changes
-    std::size_t residuals = 0;    ///< what blocks save for backward in host memory
+    std::size_t activations = 0;       ///< the smallest Arena for forward, backward and samples
+    std::size_t snapshot = 0;          ///< copy of the state that a checkpoint stores and training changes
+    std::size_t residuals = 0;         ///< what blocks save for backward in host memory
+    std::size_t offloaded_values = 0;  ///< parameters in host memory: this process's
     std::size_t optimizer_state() const { return masters + optimizer + snapshot; }
     /// Host memory of a run that offloads; counts no other memory on the host.
     std::size_t host() const {
-        return residuals + (request.offload_gradients ? gradient_sums : 0) +
+        return residuals + offloaded_values + (request.offload_gradients ? gradient_sums : 0) +
                (request.offload_optimizer ? optimizer_state() : 0);
     }
     /// The device's memory.

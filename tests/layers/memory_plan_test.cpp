@@ -419,6 +419,34 @@ TEST(MemoryPlan, CountsAnOffloadedOptimizerAsHostMemory) {
     EXPECT_THAT(out.str(), ::testing::ContainsRegex("total(.|\n)*masters(.|\n)*host memory"));
 }
 
+TEST(MemoryPlan, CountsOffloadedValuesAsHostMemory) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16);
+    const MemoryPlan kept = plan_memory(ctx, request);
+    request.offload_values = true;
+    request.value_slots = [](const Context&, const ParameterStore&) { return std::size_t{1000}; };
+    const MemoryPlan plan = plan_memory(ctx, request);
+    EXPECT_EQ(plan.values, 1000u);
+    EXPECT_EQ(plan.host(), kept.values);
+    EXPECT_EQ(kept.total() - plan.total(), kept.values - 1000);
+    std::ostringstream out;
+    out << plan;
+    EXPECT_THAT(out.str(),
+                ::testing::ContainsRegex("total(.|\n)*parameters +" + std::to_string(kept.values)));
+}
+
+/// Sums in bfloat16 have no room for the float32 masters of a checkpoint.
+TEST(MemoryPlan, CountsTheMastersThatASaveJoins) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16);
+    request.snapshot = true;
+    const MemoryPlan kept = plan_memory(ctx, request);
+    request.joins_masters = true;
+    const MemoryPlan joined = plan_memory(ctx, request);
+    EXPECT_EQ(joined.snapshot - kept.snapshot, kept.gradients);
+    EXPECT_EQ(joined.total() - kept.total(), kept.gradients);
+}
+
 TEST(MemoryPlan, CountsOffloadedResidualsAsHostMemory) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16, 4);

@@ -243,6 +243,19 @@ inline constexpr RunSetting run_settings[] = {
                    c.masters = MasterFormat::split;
                    c.micro_batch = 2;
                }},
+    RunSetting{"bfloat16_gradients",
+               [](TrainConfig& c) {
+                   c.dtype = TrainDType::bf16;
+                   c.gradient_dtype = TrainDType::bf16;
+                   c.masters = MasterFormat::split;
+                   c.micro_batch = 1;
+               }},
+    RunSetting{"bfloat16_gradients_of_muon",
+               [](TrainConfig& c) {
+                   c.optimizer = kind_of<MuonSettings>;
+                   c.gradient_dtype = TrainDType::bf16;
+                   c.moment_dtype = MomentFormat::int8;
+               }},
     RunSetting{"window_warmup",
                [](TrainConfig& c) {
                    c.model.window = 8;

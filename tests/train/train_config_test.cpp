@@ -296,6 +296,23 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
              c.offload = Offload::optimizer | Offload::gradients;
          },
          "offload: \"optimizer+gradients\" with lora-rank, whose gradients are small; expected no gradients"},
+        {[](TrainConfig& c) {
+             c.adapters.rank = 4;
+             c.offload = Offload::weights;
+         },
+         "offload: \"weights\" with lora-rank, whose frozen weights stay on the device; expected no weights"},
+        {[](TrainConfig& c) {
+             c.zero = 2;
+             c.offload = Offload::residuals | Offload::weights;
+         },
+         "offload: \"residuals+weights\" with zero 1 or 2, whose processes would each gather all weights in "
+         "host "
+         "memory; expected zero 0 or 3"},
+        {[](TrainConfig& c) {
+             c.adapters.rank = 4;
+             c.gradient_dtype = TrainDType::bf16;
+         },
+         "gradient-dtype: \"bf16\" with lora-rank, whose gradients are small; expected f32"},
     };
     ASSERT_EQ(std::size(examples), refused_combinations().size());
     for (std::size_t i = 0; i < std::size(examples); ++i) {
@@ -345,8 +362,8 @@ TEST(TrainConfig, SettingsThatNeedAGpuAreNamed) {
          "offload: \"optimizer\" on cpu; expected none, because its memory is the host's"},
     };
     ASSERT_EQ(std::size(examples), refused_on_cpu().size());
-    for (const Offload offload :
-         {Offload::gradients, Offload::residuals, Offload::optimizer | Offload::residuals}) {
+    for (const Offload offload : {Offload::gradients, Offload::residuals,
+                                  Offload::optimizer | Offload::residuals, Offload::weights}) {
         TrainConfig config;
         config.offload = offload;
         EXPECT_EQ(message_of([&] { check_device(config, Device::cpu()); }),

@@ -85,11 +85,14 @@ class Training {
         const Transformer& model = replica_.model.transformer;
         const std::int64_t micro_steps = config_.accumulation_steps();
         Tensor loss;
+        const ForwardHooks gather = replica_.parallel.overlap_gather_with_forward(ctx);
         for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-            const BackwardHooks hooks = replica_.parallel.start_micro_step(ctx, micro_step, micro_steps);
+            const BackwardHooks hooks =
+                replica_.parallel.start_micro_step(ctx, micro_step, micro_steps, seed_tensor_);
             const ForwardOptions options{
                 .gradient_scale = 1.0 / static_cast<double>(micro_steps),
                 .dropout = DropoutKey::from_seed_tensor(seed_tensor_, micro_step * tokens_.size(0)),
+                .hooks = gather,
                 .offload = offload_.get()};
             Transformer::Saved saved;
             loss = {};  // releases the last tensor, so that the arena is empty, as at every micro-step's
@@ -232,6 +235,9 @@ int bench_train(const Flags& flags) {
     std::map<DType, double> ceilings;  // measured once per dtype
     for (const Step& given : steps) {
         const FittedStep step(ctx, given);
+        check_usage(
+            !flags.breakdown || !has_part(step.config.offload, Offload::weights),
+            "--breakdown: with offload weights; expected weights on the device, which the operators read");
         const auto [ceiling, is_new] = ceilings.try_emplace(step.dtype());
         if (is_new && !flags.memory)
             ceiling->second = measure_product_ceiling(ctx, step.dtype(), sampling).flops_per_s();

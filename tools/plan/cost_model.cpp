@@ -28,22 +28,24 @@ Passes passes_of(const ParallelStep& step, const CostConstants& constants) {
     const auto piece = [&](const Work& part) {
         return QueuedPiece{.seconds = work_seconds(part, step.dtype, constants)};
     };
-    // A block's residuals cross the bus while the next block computes. Gradients were measured not to overlap
+    // A block's residuals and weights cross the bus while another block computes: in the forward pass in both
+    // directions, in the backward pass in one. Gradients were measured not to overlap
     // (bench/results/2026-11-29-offload-h200.md).
-    const double residual_seconds = work.residual_bytes_of_block / assumed_bus_bytes;
-    const auto block = [&](const Work& part, double gradient_bytes) {
-        return QueuedPiece{.seconds = std::max(piece(part).seconds, residual_seconds) +
+    const double residuals = work.residual_bytes_of_block, weights = work.weight_bytes_of_block;
+    const auto block = [&](const Work& part, double overlapping_bytes, double gradient_bytes) {
+        return QueuedPiece{.seconds = std::max(piece(part).seconds, overlapping_bytes / assumed_bus_bytes) +
                                       gradient_bytes / assumed_bus_bytes};
     };
     const auto blocks = static_cast<std::size_t>(step.layers);
     Passes passes;
     passes.forward = {piece(work.embed_forward)};
-    passes.forward.insert(passes.forward.end(), blocks, block(work.block_forward, 0.0));
+    passes.forward.insert(passes.forward.end(), blocks,
+                          block(work.block_forward, std::max(residuals, weights), 0.0));
     passes.forward.push_back(piece(work.head));
     // The head's piece is empty: its gradient is computed in the forward pass.
     passes.backward = {QueuedPiece{}};
     passes.backward.insert(passes.backward.end(), blocks,
-                           block(work.block_backward, work.gradient_bytes_of_block));
+                           block(work.block_backward, residuals + weights, work.gradient_bytes_of_block));
     passes.backward.push_back(piece(work.embed_backward));
     return passes;
 }
@@ -211,11 +213,14 @@ double ParallelStep::elements() const {
 
 namespace {
 
-/// Returns the bytes per element that the gradient norm and the update read over the bus; they write fewer.
+/// Returns the bytes per element that the gradient norm and the update read over the bus, and those of the
+/// values, which the update writes.
 double host_bytes(const TrainConfig& config, const ParameterStore& parameters) {
     double bytes = 0.0;
     if (has_part(config.offload, Offload::gradients))
-        bytes += 2.0 * static_cast<double>(size_of(accumulator_of(storage_dtype(config.dtype))));
+        bytes += 2.0 * static_cast<double>(size_of(storage_dtype(config.gradient_dtype)));
+    if (has_part(config.offload, Offload::weights))
+        bytes += static_cast<double>(size_of(storage_dtype(config.dtype)));
     if (!has_part(config.offload, Offload::optimizer)) return bytes;
     const std::int64_t elements = parameters.flat_elements();
     const OptimizerPart all = largest_optimizer_part(parameters, config, 1);
@@ -233,6 +238,8 @@ double update_bytes_beyond_adamw(const TrainConfig& config, const ParameterStore
     double bytes = 2 * (state - 2 * sizeof(float));
     // Remainders instead of masters, and the values that they belong to.
     if (config.masters == MasterFormat::split) bytes += 2 * (2.0 - sizeof(float)) + 2;
+    // The norm and the update read the gradients.
+    bytes += 2 * (static_cast<double>(size_of(storage_dtype(config.gradient_dtype))) - sizeof(float));
     return bytes;
 }
 

@@ -191,6 +191,11 @@ class Planner {
             lines.push_back(
                 "compute: a block takes at least the time in which its residuals cross the bus, at an "
                 "assumed 50 GB/s");
+        if (has_part(config.offload, Offload::weights))
+            lines.push_back(
+                "compute and update: offloaded weights cross the bus at an assumed 50 GB/s: in each pass, "
+                "where a "
+                "block takes at least the time in which its weights come, and in the update");
         if (has_part(config.offload, Offload::gradients))
             lines.push_back(
                 "compute and update: offloaded gradients cross the bus at an assumed 50 GB/s: in each "
@@ -231,6 +236,8 @@ class Planner {
         ParallelStep step = parallel_step(scaled, gpus);
         step.work.residual_bytes_of_block =
             static_cast<double>(memory.residuals) / static_cast<double>(step.layers);
+        step.work.weight_bytes_of_block =
+            static_cast<double>(memory.offloaded_values) / static_cast<double>(step.layers);
         if (has_part(scaled.offload, Offload::gradients))
             step.work.gradient_bytes_of_block =
                 static_cast<double>(memory.gradient_sums) / static_cast<double>(step.layers);

@@ -30,13 +30,16 @@ struct StepWork {
     /// Bytes that gradient norm and update read and write per parameter element. step_work() counts AdamW
     /// with float32 moments.
     double update_bytes_of_element = 0;
-    /// Bytes of an element's offloaded gradient and state that gradient norm and update read over the bus.
+    /// Bytes of an element's offloaded gradient, state and value that gradient norm and update send over the
+    /// bus.
     double host_bytes_of_element = 0;
     /// Bytes of a block's offloaded residuals, which leave in the forward pass and return in the backward
     /// pass: the mean over all blocks.
     double residual_bytes_of_block = 0;
     /// Bytes of a block's offloaded gradients, which leave in the backward pass.
     double gradient_bytes_of_block = 0;
+    /// Bytes of a block's offloaded weights, which both passes bring: the mean over all blocks.
+    double weight_bytes_of_block = 0;
 };
 
 /// Returns the work for `micro_batch` sequences of model.context tokens. The vocabulary must be set.

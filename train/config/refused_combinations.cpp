@@ -78,6 +78,18 @@ std::span<const RefusedCombination> refused_combinations() {
         {"offload",
          [](const TrainConfig& c) { return has_part(c.offload, Offload::gradients) && c.adapters.rank > 0; },
          "with lora-rank, whose gradients are small; expected no gradients"},
+        {"offload",
+         [](const TrainConfig& c) { return has_part(c.offload, Offload::weights) && c.adapters.rank > 0; },
+         "with lora-rank, whose frozen weights stay on the device; expected no weights"},
+        {"offload",
+         [](const TrainConfig& c) {
+             return has_part(c.offload, Offload::weights) && (c.zero == 1 || c.zero == 2);
+         },
+         "with zero 1 or 2, whose processes would each gather all weights in host memory; expected zero 0 or "
+         "3"},
+        {"gradient-dtype",
+         [](const TrainConfig& c) { return c.gradient_dtype != TrainDType::f32 && c.adapters.rank > 0; },
+         "with lora-rank, whose gradients are small; expected f32"},
     };
     return list;
 }

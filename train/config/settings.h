@@ -380,6 +380,13 @@ void visit_optimization_settings(Config& c, Visit& visit) {
                   "equal results",
                   training, any_value, step_users, OnResume::may_change},
           c.masters);
+    visit(
+        Setting{
+            "gradient-dtype",
+            "type of the sums of gradients; bf16: half the memory; passes compute float32, and the sums of "
+            "several micro-steps are rounded stochastically",
+            training, any_value, step_users},
+        c.gradient_dtype);
     visit(Setting{"clip", "largest global gradient norm; 0: no clipping", training, Range{0, 1e30}}, c.clip);
     visit(Setting{"max-bad-steps", "non-finite steps in a row before training stops", training,
                   Range{1, max_steps}},
@@ -459,7 +466,8 @@ void visit_run_settings(Config& c, Visit& visit) {
     visit(
         Setting{"offload",
                 "on a GPU: keep in page-locked host memory the optimizer's state with the masters, the sums "
-                "of gradients, or residuals, which blocks save for backward; or several, joined by +",
+                "of gradients, residuals, which blocks save for backward, or the weights; or several, joined "
+                "by +",
                 run, any_value, SettingUsers{.plan = true, .bench_train = true}, may_change, FlagTakes::list},
         c.offload);
     visit(Setting{"context-parallel",

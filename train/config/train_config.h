@@ -27,8 +27,8 @@ enum class CooldownShape { linear, one_minus_sqrt, cosine };
 enum class TrainDType { f32, bf16 };
 enum class DeviceChoice { automatic, cpu, cuda };
 /// What a run on a GPU keeps in host memory, a set. optimizer: masters and moments. gradients: their sums.
-/// residuals: what blocks save for backward.
-enum class Offload : std::uint8_t { none = 0, optimizer = 1, gradients = 2, residuals = 4 };
+/// residuals: what blocks save for backward. weights: the values, in the model's dtype.
+enum class Offload : std::uint8_t { none = 0, optimizer = 1, gradients = 2, residuals = 4, weights = 8 };
 constexpr Offload operator|(Offload a, Offload b) {
     return static_cast<Offload>(static_cast<int>(a) | static_cast<int>(b));
 }
@@ -87,8 +87,9 @@ struct TrainConfig {
     bool cautious_decay = false;                    ///< see DecayFactors
     MomentFormat moment_dtype = MomentFormat::f32;  ///< of the optimizer's moments between steps
     MasterFormat masters = MasterFormat::f32;
-    double clip = 1.0;               ///< largest global gradient norm; 0: no clipping
-    std::int64_t max_bad_steps = 5;  ///< non-finite steps in a row before training stops
+    TrainDType gradient_dtype = TrainDType::f32;  ///< of the sums of gradients
+    double clip = 1.0;                            ///< largest global gradient norm; 0: no clipping
+    std::int64_t max_bad_steps = 5;               ///< non-finite steps in a row before training stops
 
     // Run
     std::string out = "runs/default";
@@ -130,6 +131,12 @@ struct TrainConfig {
         return batch / (sequence_groups(ranks) * micro_batch_size(ranks));
     }
 };
+
+/// Whether a process with the whole state saves masters for which neither itself nor its sums of gradients
+/// has memory.
+inline bool joins_masters_to_save(const TrainConfig& config) {
+    return config.masters == MasterFormat::split && config.gradient_dtype == TrainDType::bf16;
+}
 
 /// Returns the dtype of weights and activations.
 constexpr DType storage_dtype(TrainDType dtype) {
@@ -238,7 +245,16 @@ struct EnumNames<Offload> {
         std::pair{residuals, std::string_view("residuals")},
         std::pair{optimizer | residuals, std::string_view("optimizer+residuals")},
         std::pair{gradients | residuals, std::string_view("gradients+residuals")},
-        std::pair{optimizer | gradients | residuals, std::string_view("optimizer+gradients+residuals")}};
+        std::pair{optimizer | gradients | residuals, std::string_view("optimizer+gradients+residuals")},
+        std::pair{weights, std::string_view("weights")},
+        std::pair{optimizer | weights, std::string_view("optimizer+weights")},
+        std::pair{gradients | weights, std::string_view("gradients+weights")},
+        std::pair{optimizer | gradients | weights, std::string_view("optimizer+gradients+weights")},
+        std::pair{residuals | weights, std::string_view("residuals+weights")},
+        std::pair{optimizer | residuals | weights, std::string_view("optimizer+residuals+weights")},
+        std::pair{gradients | residuals | weights, std::string_view("gradients+residuals+weights")},
+        std::pair{optimizer | gradients | residuals | weights,
+                  std::string_view("optimizer+gradients+residuals+weights")}};
 };
 template <>
 struct EnumNames<DeviceChoice> {

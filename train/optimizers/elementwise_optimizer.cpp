@@ -102,7 +102,7 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
     }
     for (std::size_t i = 0; i < moment_names(rule_).size(); ++i)
         arrays_.moments.push_back(zeros(held.state_context(ctx), {storage.numbers(elements)},
-                                        moment_dtype(storage, arrays_.gradients.dtype())));
+                                        moment_dtype(storage, accumulator_of(store.dtype()))));
     updates_ = zeros(ctx, {1}, DType::i32);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 /// Optimizers that update each element from its own weight, gradient and moments: one pass over flat arrays,
-/// by a rule such as AdamW. Matrices decay, vectors do not (Parameter::decays()). Arithmetic is in the
-/// gradients' dtype; MomentStorage says in which dtype moments are kept.
+/// by a rule such as AdamW. Matrices decay, vectors do not (Parameter::decays()). Arithmetic is in
+/// accumulator_of() the values' dtype; MomentStorage says in which dtype moments are kept.
 ///
 /// A rule is a struct of hyper-parameters with
 ///     double weight_decay;

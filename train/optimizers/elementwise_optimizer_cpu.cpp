@@ -9,12 +9,12 @@ namespace {
 
 /// Updates a block's weights. If `value` is another array than `weight`, `weight` holds masters or their
 /// remainders, and `value` receives the rounded weights.
-template <class Real, class Weight, class Value, class Formula, class... Moments>
-void update(Weight* __restrict weight, Value* __restrict value, const Real* __restrict gradient,
+template <class Real, class Weight, class Value, class Gradient, class Formula, class... Moments>
+void update(Weight* __restrict weight, Value* __restrict value, const Gradient* __restrict gradient,
             std::int64_t n, Real scale, const DecayFactors<Real> decay, const Formula formula,
             Moments* __restrict... moments) {
     for (std::int64_t i = 0; i < n; ++i) {
-        const Real step = formula(gradient[i] * scale, moments[i]...);
+        const Real step = formula(convert<Real>(gradient[i]) * scale, moments[i]...);
         const Real updated = decay.decayed(loaded_weight<Real>(weight[i], value[i]), step) - step;
         weight[i] = kept_weight<Weight>(updated);
         if constexpr (!std::is_same_v<Real, Value>) value[i] = value_of_weight<Value>(updated);
@@ -28,13 +28,14 @@ struct GroupStep {
     Formula formula;
 };
 
-template <class Moment, class Weight, class Real, class Value, class Formula, std::size_t... moment>
+template <class Gradient, class Moment, class Weight, class Real, class Value, class Formula,
+          std::size_t... moment>
 void update_blocks(const Context& ctx, const ElementArrays& arrays, const std::vector<ElementBlock>& blocks,
                    Real scale, const std::vector<GroupStep<Real, Formula>>& groups, const MomentDraws& draws,
                    std::index_sequence<moment...>) {
     Weight* weights = weight_data<Weight>(arrays.weights);
     Value* values = arrays.values.data<Value>();
-    const Real* gradients = arrays.gradients.data<Real>();
+    const Gradient* gradients = arrays.gradients.data<Gradient>();
     parallel_for(ctx, static_cast<std::int64_t>(blocks.size()), [&](std::int64_t index) {
         const ElementBlock& block = blocks[static_cast<std::size_t>(index)];
         const GroupStep<Real, Formula>& group = groups[static_cast<std::size_t>(block.group)];
@@ -72,12 +73,17 @@ void elementwise_step(const Context& ctx, const ElementArrays& arrays, const Ele
                     {DecayFactors<Real>::at(lr * group.lr_factor, group.decays ? rule.weight_decay : 0.0,
                                             rule.cautious_decay),
                      rule.template formula<Real>(lr * group.lr_factor, t)});
-            visit_stored_moments<Real>(arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
-                visit_weight_type<Real, Value>(arrays.weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
-                    update_blocks<Moment, Weight, Real, Value>(
-                        ctx, arrays, blocks.list, static_cast<Real>(scale), groups,
-                        MomentDraws::of(arrays.seed, t), std::make_index_sequence<Rule::moments.size()>{});
-                });
+            visit_kept_type<Real>(arrays.gradients.dtype(), [&]<class Gradient>(TypeTag<Gradient>) {
+                visit_stored_moments<Real>(
+                    arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
+                        visit_weight_type<Real, Value>(
+                            arrays.weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
+                                update_blocks<Gradient, Moment, Weight, Real, Value>(
+                                    ctx, arrays, blocks.list, static_cast<Real>(scale), groups,
+                                    MomentDraws::of(arrays.seed, t),
+                                    std::make_index_sequence<Rule::moments.size()>{});
+                            });
+                    });
             });
         });
     };

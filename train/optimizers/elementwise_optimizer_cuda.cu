@@ -52,11 +52,11 @@ __global__ void prepare_kernel(PreparedStep<Real, Formula>* prepared, std::int32
     if (threadIdx.x == 0) *updates = t;
 }
 
-template <class Real, class Weight, class Value, class Moment, int moments>
+template <class Gradient, class Weight, class Value, class Moment, int moments>
 struct Pointers {
     Weight* weights;  // or the masters' remainders
     Value* values;    // the weights themselves when there is no master
-    const Real* gradients;
+    const Gradient* gradients;
     Moment* moment[moments];
 };
 
@@ -97,9 +97,10 @@ __device__ __forceinline__ void store_moment(MomentBlock* to, const device::Four
     device::store_moments(to, moment, draw, k);
 }
 
-template <class Real, class Weight, class Value, class Moment, class Formula, std::size_t... k>
+template <class Real, class Gradient, class Weight, class Value, class Moment, class Formula,
+          std::size_t... k>
 __global__ void __launch_bounds__(threads_per_block)
-    update_kernel(Pointers<Real, Weight, Value, Moment, sizeof...(k)> arrays, const ElementBlock* blocks,
+    update_kernel(Pointers<Gradient, Weight, Value, Moment, sizeof...(k)> arrays, const ElementBlock* blocks,
                   const PreparedStep<Real, Formula>* prepared, std::index_sequence<k...>) {
     // The block is read before await_predecessor(), because no kernel changes the block list.
     const ElementBlock block = blocks[blockIdx.x];
@@ -108,22 +109,24 @@ __global__ void __launch_bounds__(threads_per_block)
     if (step.gradient_scale == 0.0) return;
     const Real scale = static_cast<Real>(step.gradient_scale);
     using Reals = device::Packed<Real, width>;
+    using Gradients = device::Packed<Gradient, width>;
     using Values = device::Packed<Value, width>;
     using Weights = device::Packed<Weight, width>;
 
     for (std::int64_t i = threadIdx.x * width; i < block.length; i += threads_per_block * width) {
         auto* const weights = reinterpret_cast<Weights*>(arrays.weights + block.weight + i);
         auto* const values = reinterpret_cast<Values*>(arrays.values + block.value + i);
-        const auto* const gradients = reinterpret_cast<const Reals*>(arrays.gradients + block.gradient + i);
+        const auto* const gradients =
+            reinterpret_cast<const Gradients*>(arrays.gradients + block.gradient + i);
         Moment* const moments[] = {advanced(arrays.moment[k], block.moment + i)...};
         Weights w = *weights;
         Values value{};
         if constexpr (!std::is_same_v<Weight, Real>) value = *values;
         Reals updated, moment[] = {load_moment<Real>(moments[k], k)...};
-        const Reals gradient = *gradients;
+        const Gradients gradient = *gradients;
 #pragma unroll
         for (int j = 0; j < width; ++j) {
-            const Real change = step.formula(gradient[j] * scale, moment[k][j]...);
+            const Real change = step.formula(device::convert<Real>(gradient[j]) * scale, moment[k][j]...);
             updated[j] = step.decay.decayed(loaded_weight<Real>(w[j], value[j]), change) - change;
             w[j] = kept_weight<Weight>(updated[j]);
             if constexpr (!std::is_same_v<Real, Value>) value[j] = device::value_of_weight<Value>(updated[j]);
@@ -136,7 +139,7 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-template <class Weight, class Value, class Moment, class Rule, std::size_t... k>
+template <class Gradient, class Weight, class Value, class Moment, class Rule, std::size_t... k>
 void step_of_type(const Context& ctx, const ElementArrays& arrays, const ElementBlocks& blocks,
                   const Tensor& updates, const Tensor& rate, const Rule& rule, const UpdateOptions& options,
                   std::index_sequence<k...> all_moments) {
@@ -155,12 +158,12 @@ void step_of_type(const Context& ctx, const ElementArrays& arrays, const Element
            Block{.threads = max_rate_groups, .starts_early = true}, prepared, updates.data<std::int32_t>(),
            scale, static_cast<const double*>(rate.data<double>()), rule, groups, arrays.seed);
     if (blocks.list.empty()) return;
-    const Pointers<Real, Weight, Value, Moment, sizeof...(k)> pointers{
+    const Pointers<Gradient, Weight, Value, Moment, sizeof...(k)> pointers{
         weight_data<Weight>(arrays.weights),
         arrays.values.data<Value>(),
-        arrays.gradients.data<Real>(),
+        arrays.gradients.data<Gradient>(),
         {moments_at<Moment>(arrays.moments[k], 0)...}};
-    launch(ctx, update_kernel<Real, Weight, Value, Moment, Formula, k...>,
+    launch(ctx, update_kernel<Real, Gradient, Weight, Value, Moment, Formula, k...>,
            dim3(static_cast<unsigned>(blocks.list.size())),
            Block{.threads = threads_per_block, .starts_early = true}, pointers,
            reinterpret_cast<const ElementBlock*>(blocks.on_device.raw_data()),
@@ -175,11 +178,16 @@ void elementwise_step(const Context& ctx, const ElementArrays& arrays, const Ele
     const auto step = [&]<class Rule>(const Rule& rule) {
         visit_floating(arrays.values.dtype(), [&]<class Value>(TypeTag<Value>) {
             using Real = Accumulator<Value>;
-            visit_stored_moments<Real>(arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
-                visit_weight_type<Real, Value>(arrays.weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
-                    step_of_type<Weight, Value, Moment>(ctx, arrays, blocks, updates, rate, rule, options,
-                                                        std::make_index_sequence<Rule::moments.size()>{});
-                });
+            visit_kept_type<Real>(arrays.gradients.dtype(), [&]<class Gradient>(TypeTag<Gradient>) {
+                visit_stored_moments<Real>(
+                    arrays.moments.front().dtype(), [&]<class Moment>(TypeTag<Moment>) {
+                        visit_weight_type<Real, Value>(
+                            arrays.weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
+                                step_of_type<Gradient, Weight, Value, Moment>(
+                                    ctx, arrays, blocks, updates, rate, rule, options,
+                                    std::make_index_sequence<Rule::moments.size()>{});
+                            });
+                    });
             });
         });
     };

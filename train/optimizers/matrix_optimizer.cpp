@@ -81,8 +81,8 @@ void MatrixOptimizer::find_hidden(const Context& ctx, const ParameterStore& stor
     }
     const Context state_ctx = held.state_context(ctx);
     arrays_.momentum = zeros(state_ctx, {options_.moments.numbers(elements)},
-                             moment_dtype(options_.moments, arrays_.gradients.dtype()));
-    if (options_.beta2 > 0.0) arrays_.second_moment = zeros(state_ctx, {rows}, arrays_.gradients.dtype());
+                             moment_dtype(options_.moments, arrays_.arithmetic()));
+    if (options_.beta2 > 0.0) arrays_.second_moment = zeros(state_ctx, {rows}, arrays_.arithmetic());
 }
 
 /// Adds a matrix to a group of its shape that has room, or to a new group.
@@ -129,7 +129,7 @@ void MatrixOptimizer::form_groups(const Context& ctx, const PackedRows& packed_r
 void MatrixOptimizer::step(const Context& ctx, const Tensor& rate, const UpdateOptions& options) {
     for (const MatrixGroup& group : groups_) {
         const std::int64_t rows = group.shape[0], cols = group.shape[1];
-        const Tensor u = empty(ctx, {group.count(), rows, cols}, arrays_.gradients.dtype());
+        const Tensor u = empty(ctx, {group.count(), rows, cols}, arrays_.arithmetic());
         const Tensor squares = empty(ctx, {group.count(), matrix_norm_parts}, DType::f64);
         MatrixArrays arrays = arrays_;
         if (options_.moments.in_blocks()) {

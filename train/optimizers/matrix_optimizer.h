@@ -69,6 +69,8 @@ struct MatrixArrays {
     Tensor second_moment = {};  ///< one number per row; undefined without NorMuon
     Tensor updates = {};        ///< [1] int32: how many updates were applied
     Seed seed = {};             ///< see MomentStorage
+
+    DType arithmetic() const { return accumulator_of(values.dtype()); }
 };
 
 /// A matrix's offsets in the MatrixArrays, in elements. The weights are the masters, or the values
@@ -108,7 +110,7 @@ class MatrixOptimizer : public Optimizer {
 
   private:
     /// Returns the directions [count, rows, cols], in a floating-point dtype that is not longer than U's. `u`
-    /// [count, rows, cols] has the gradients' dtype and may be overwritten. `squares` is matrix_squares(u).
+    /// [count, rows, cols] has the arithmetic's dtype and may be overwritten. `squares` is matrix_squares(u).
     virtual Tensor direction(const Context& ctx, const Tensor& u, const Tensor& squares) const = 0;
     /// Returns the learning-rate factor for matrices [rows, cols].
     virtual double step_factor(std::int64_t rows, std::int64_t cols) const = 0;

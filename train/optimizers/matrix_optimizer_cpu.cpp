@@ -15,11 +15,11 @@ double value_of(const Tensor& scale) {
     return scale.defined() ? *scale.data<double>() : 1.0;
 }
 
-template <class Real>
-void momentum_range(const Real* __restrict gradient, Real* __restrict momentum, Real* __restrict update,
+template <class Gradient, class Real>
+void momentum_range(const Gradient* __restrict gradient, Real* __restrict momentum, Real* __restrict update,
                     std::int64_t n, Real scale, Real mix, bool nesterov) {
     for (std::int64_t i = 0; i < n; ++i) {
-        const Real g = gradient[i] * scale;
+        const Real g = convert<Real>(gradient[i]) * scale;
         const Real m = momentum[i] + mix * (g - momentum[i]);
         momentum[i] = m;
         update[i] = nesterov ? m + mix * (g - m) : m;
@@ -27,12 +27,12 @@ void momentum_range(const Real* __restrict gradient, Real* __restrict momentum, 
 }
 
 /// Updates a range of a matrix's momentum.
-template <class Real>
+template <class Gradient, class Real>
 void update_momentum(const MatrixArrays& arrays, const MatrixOffsets& offsets, const FlatRange& range,
                      const MomentDraws& draws, Real* update, Real scale, Real mix, bool nesterov) {
-    const Real* const gradient = arrays.gradients.data<Real>() + offsets.gradient + range.begin;
+    const Gradient* const gradient = arrays.gradients.data<Gradient>() + offsets.gradient + range.begin;
     const std::int64_t moment = offsets.momentum + range.begin;
-    visit_moment_type<Real>(arrays.momentum.dtype(), [&]<class Moment>(TypeTag<Moment>) {
+    visit_kept_type<Real>(arrays.momentum.dtype(), [&]<class Moment>(TypeTag<Moment>) {
         Moment* const momentum = arrays.momentum.data<Moment>() + moment;
         if constexpr (std::is_same_v<Moment, Real>) {
             momentum_range(gradient, momentum, update, range.length, scale, mix, nesterov);
@@ -156,20 +156,22 @@ void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
     const std::int64_t elements = group.shape.elements();
     const MomentDraws draws = MomentDraws::of(arrays.seed, updates_before + 1);
     double* const sums = partial.data<double>();
-    visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
-        for_parts(ctx, group.count(), elements,
-                  [&](std::int64_t i, std::int64_t part, std::int64_t begin, std::int64_t end) {
-                      const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
-                      Real* const update = updates.data<Real>() + i * elements + begin;
-                      if (factor == 0.0) {
-                          std::fill_n(update, end - begin, Real{0});
-                      } else {
-                          update_momentum<Real>(arrays, offsets, {begin, end - begin}, draws, update,
-                                                static_cast<Real>(factor), static_cast<Real>(mix),
-                                                rule.nesterov);
-                      }
-                      sums[i * matrix_norm_parts + part] = range_sum_of_squares(update, end - begin);
-                  });
+    visit_arithmetic_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
+        visit_kept_type<Real>(arrays.gradients.dtype(), [&]<class Gradient>(TypeTag<Gradient>) {
+            for_parts(ctx, group.count(), elements,
+                      [&](std::int64_t i, std::int64_t part, std::int64_t begin, std::int64_t end) {
+                          const MatrixOffsets& offsets = group.matrices[static_cast<std::size_t>(i)];
+                          Real* const update = updates.data<Real>() + i * elements + begin;
+                          if (factor == 0.0) {
+                              std::fill_n(update, end - begin, Real{0});
+                          } else {
+                              update_momentum<Gradient>(arrays, offsets, {begin, end - begin}, draws, update,
+                                                        static_cast<Real>(factor), static_cast<Real>(mix),
+                                                        rule.nesterov);
+                          }
+                          sums[i * matrix_norm_parts + part] = range_sum_of_squares(update, end - begin);
+                      });
+        });
     });
 }
 
@@ -205,7 +207,7 @@ void encode_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
 void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial) {
     const std::int64_t count = x.size(0), elements = count == 0 ? 0 : x.elements() / count;
     double* const sums = partial.data<double>();
-    visit_gradient_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
+    visit_arithmetic_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
         for_parts(ctx, count, elements,
                   [&](std::int64_t i, std::int64_t part, std::int64_t begin, std::int64_t end) {
                       sums[i * matrix_norm_parts + part] =
@@ -217,7 +219,7 @@ void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial)
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out) {
     const std::int64_t count = x.size(0), elements = count == 0 ? 0 : x.elements() / count;
     const double* const sums = partial.data<double>();
-    visit_gradient_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
+    visit_arithmetic_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
         visit_floating(out.dtype(), [&]<class T>(TypeTag<T>) {
             for_ranges(ctx, count, elements, [&](std::int64_t i, std::int64_t begin, std::int64_t end) {
                 const double* const matrix_sums = sums + i * matrix_norm_parts;
@@ -252,7 +254,7 @@ void row_factors(const Context& ctx, const MatrixArrays& arrays, const MatrixGro
     const bool refused = value_of(scale) == 0.0;
     const std::int64_t matrix_rows = group.shape[0], cols = group.shape[1];
     double* const squares = rows.squares.data<double>();
-    visit_gradient_type(rows.factors.dtype(), [&]<class Real>(TypeTag<Real>) {
+    visit_arithmetic_type(rows.factors.dtype(), [&]<class Real>(TypeTag<Real>) {
         visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
             for_parts(ctx, group.count(), matrix_rows,
                       [&](std::int64_t i, std::int64_t part, std::int64_t begin, std::int64_t end) {

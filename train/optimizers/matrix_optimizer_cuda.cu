@@ -87,9 +87,9 @@ struct ElementWords {
 };
 
 /// gridDim.x is matrix_norm_parts.
-template <int width, class Real, class Moment>
+template <int width, class Real, class Gradient, class Moment>
 __global__ void __launch_bounds__(threads_per_block)
-    momentum_kernel(const Real* gradients, const MatrixOffsets* matrices, const double* scale,
+    momentum_kernel(const Gradient* gradients, const MatrixOffsets* matrices, const double* scale,
                     MomentumRule rule, const std::int32_t* updates_before, Seed seed, Moment* momentum,
                     Real* updates, double* partial, std::int64_t n) {
     const MatrixOffsets offsets = matrices[blockIdx.y];
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(threads_per_block)
     const Real mix = static_cast<Real>(1.0 - rule.decay_after(*updates_before));
     const double factor = scale != nullptr ? *scale : 1.0;
     const bool refused = factor == 0.0;
-    const Real* const gradient = gradients + offsets.gradient;
+    const Gradient* const gradient = gradients + offsets.gradient;
     constexpr bool is_rounded = !std::is_same_v<Moment, Real>;
     const MomentDraws draws = MomentDraws::of(seed, *updates_before + 1);
     Moment* const moment = momentum + offsets.momentum;
@@ -106,13 +106,13 @@ __global__ void __launch_bounds__(threads_per_block)
     for (std::int64_t i = first_element<width>(); i < n; i += element_stride<width>()) {
         device::Packed<Real, width> u{};
         if (!refused) {
-            const device::Packed<Real, width> gs = elements_at<width>(gradient + i);
+            const device::Packed<Gradient, width> gs = elements_at<width>(gradient + i);
             device::Packed<Moment, width> ms = elements_at<width>(moment + i);
             const std::int64_t element = offsets.element + i;
             const ElementWords<width, is_rounded> words(draws, element);
 #pragma unroll
             for (int e = 0; e < width; ++e) {
-                const Real g = gs[e] * static_cast<Real>(factor);
+                const Real g = device::convert<Real>(gs[e]) * static_cast<Real>(factor);
                 Real m = device::convert<Real>(ms[e]);
                 m += mix * (g - m);
                 u[e] = rule.nesterov ? m + mix * (g - m) : m;
@@ -352,15 +352,18 @@ void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
                      const Tensor& scale, const MomentumRule& rule, const Tensor& updates,
                      const Tensor& partial) {
     const std::int64_t n = matrices.shape.elements();
-    visit_gradient_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
+    visit_arithmetic_type(updates.dtype(), [&]<class Real>(TypeTag<Real>) {
         with_width(matrices.shape[1], [&]<int width>(std::integral_constant<int, width>) {
-            visit_moment_type<Real>(arrays.momentum.dtype(), [&]<class Moment>(TypeTag<Moment>) {
-                launch_for_matrices<width>(
-                    ctx, matrices.count(), n, matrix_norm_parts, momentum_kernel<width, Real, Moment>,
-                    static_cast<const Real*>(arrays.gradients.data<Real>()), offsets_of(matrices),
-                    pointer_of(scale), rule,
-                    static_cast<const std::int32_t*>(arrays.updates.data<std::int32_t>()), arrays.seed,
-                    arrays.momentum.data<Moment>(), updates.data<Real>(), partial.data<double>());
+            visit_kept_type<Real>(arrays.gradients.dtype(), [&]<class Gradient>(TypeTag<Gradient>) {
+                visit_kept_type<Real>(arrays.momentum.dtype(), [&]<class Moment>(TypeTag<Moment>) {
+                    launch_for_matrices<width>(
+                        ctx, matrices.count(), n, matrix_norm_parts,
+                        momentum_kernel<width, Real, Gradient, Moment>,
+                        static_cast<const Gradient*>(arrays.gradients.data<Gradient>()), offsets_of(matrices),
+                        pointer_of(scale), rule,
+                        static_cast<const std::int32_t*>(arrays.updates.data<std::int32_t>()), arrays.seed,
+                        arrays.momentum.data<Moment>(), updates.data<Real>(), partial.data<double>());
+                });
             });
         });
     });
@@ -385,7 +388,7 @@ void encode_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
 
 void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial) {
     const std::int64_t count = x.size(0), n = count == 0 ? 0 : x.elements() / count;
-    visit_gradient_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
+    visit_arithmetic_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
         with_width(n, [&]<int width>(std::integral_constant<int, width>) {
             launch_for_matrices<width>(ctx, count, n, matrix_norm_parts, sum_of_squares_kernel<width, Real>,
                                        static_cast<const Real*>(x.data<Real>()), partial.data<double>());
@@ -395,7 +398,7 @@ void sums_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial)
 
 void normalize_matrices(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& out) {
     const std::int64_t count = x.size(0), n = count == 0 ? 0 : x.elements() / count;
-    visit_gradient_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
+    visit_arithmetic_type(x.dtype(), [&]<class Real>(TypeTag<Real>) {
         visit_floating(out.dtype(), [&]<class T>(TypeTag<T>) {
             if constexpr (std::is_same_v<T, Real> || std::is_same_v<T, bfloat16>)
                 with_width(n, [&]<int width>(std::integral_constant<int, width>) {
@@ -423,7 +426,7 @@ void add_lower_powers(const Context& ctx, const Tensor& squares, const Tensor& g
 void row_factors(const Context& ctx, const MatrixArrays& arrays, const MatrixGroup& matrices,
                  const Tensor& updates, const Tensor& scale, double beta2, const RowFactors& rows) {
     const std::int64_t cols = matrices.shape[1];
-    visit_gradient_type(rows.factors.dtype(), [&]<class Real>(TypeTag<Real>) {
+    visit_arithmetic_type(rows.factors.dtype(), [&]<class Real>(TypeTag<Real>) {
         visit_floating(updates.dtype(), [&]<class Update>(TypeTag<Update>) {
             if constexpr (std::is_same_v<Update, Real> || std::is_same_v<Update, bfloat16>)
                 with_width(cols, [&]<int width>(std::integral_constant<int, width>) {

@@ -12,11 +12,11 @@ OptimizerShard whole_of(const ParameterStore& store) {
             .is_whole = true};
 }
 
-DType moment_dtype(const MomentStorage& storage, DType gradients) {
-    if (storage.format == MomentFormat::f32) return gradients;
+DType moment_dtype(const MomentStorage& storage, DType arithmetic) {
+    if (storage.format == MomentFormat::f32) return arithmetic;
     const bool in_blocks = storage.in_blocks();
-    check(gradients == DType::f32, "optimizer: ", in_blocks ? "int8" : "bfloat16", " moments for ", gradients,
-          " gradients; expected float32 gradients");
+    check(arithmetic == DType::f32, "optimizer: ", in_blocks ? "int8" : "bfloat16", " moments for ",
+          arithmetic, " gradients; expected float32 gradients");
     return in_blocks ? DType::i32 : DType::bf16;
 }
 

@@ -56,7 +56,7 @@ constexpr std::size_t master_bytes(MasterFormat format) {
 /// packs these ranges without gaps into its own gradient, master and moment blocks.
 struct OptimizerShard {
     std::vector<FlatRange> ranges;
-    Tensor gradients;  ///< [packed]
+    Tensor gradients;  ///< [packed] in accumulator_of() the values' dtype, or bfloat16 if that is float32
     /// [packed] float32 masters, or for bfloat16 values int32 [packed / 2], two remainders of masters in each
     /// (MasterFormat::split); undefined if values have no masters.
     Tensor masters = {};
@@ -86,12 +86,12 @@ struct ShardPiece {
 std::vector<ShardPiece> pieces_of(const ParameterStore& store, const Parameter& parameter,
                                   const OptimizerShard& shard);
 
-/// The format of an optimizer's moments between steps. f32: the gradients' dtype. bf16, int8: each update
-/// rounds the moments stochastically, so that their mean is exact; gradients must be float32. int8: blocks of
-/// 64 elements have a common scale.
+/// The format of an optimizer's moments between steps. f32: the dtype of the arithmetic. bf16, int8: each
+/// update rounds the moments stochastically, so that their mean is exact; the arithmetic must be float32.
+/// int8: blocks of 64 elements have a common scale.
 enum class MomentFormat { f32, bf16, int8 };
 
-/// How an optimizer keeps the moments that have a parameter's shape. Arithmetic is in the gradients' dtype.
+/// How an optimizer keeps the moments that have a parameter's shape.
 struct MomentStorage {
     MomentFormat format = MomentFormat::f32;
     Seed seed = {};  ///< for the rounding, together with the update's number and the element's offset
@@ -107,9 +107,9 @@ struct MomentStorage {
     }
     StateLayout layout() const { return in_blocks() ? StateLayout::blocks : StateLayout::elements; }
 };
-/// Returns the dtype of the numbers that hold the moments. Throws Error for a storage that the gradients do
-/// not have.
-DType moment_dtype(const MomentStorage& storage, DType gradients);
+/// Returns the dtype of the numbers that hold the moments of an optimizer whose arithmetic is in
+/// `arithmetic`, accumulator_of() the values' dtype. Throws Error for a storage that it does not have.
+DType moment_dtype(const MomentStorage& storage, DType arithmetic);
 /// Returns the part of a parameter's moments in a packed moment tensor, whose first element is `begin`.
 Tensor moments_of(const MomentStorage& storage, const Tensor& moments, const Parameter& parameter,
                   std::int64_t begin);
@@ -117,7 +117,7 @@ Tensor moments_of(const MomentStorage& storage, const Tensor& moments, const Par
 /// The memory and the work that an optimizer needs for one parameter.
 struct ParameterUpdate {
     std::size_t moments = 0;      ///< tensors with the parameter's shape; see MomentStorage
-    std::size_t row_moments = 0;  ///< tensors with one number per row, in the gradients' dtype
+    std::size_t row_moments = 0;  ///< tensors with one number per row, in the dtype of the arithmetic
     /// Floating-point operations in matrix products. If the number is not 0, one process must update the
     /// whole parameter; 0 means that the update is element by element, so shards may cut the parameter
     /// anywhere.

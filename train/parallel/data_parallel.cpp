@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/side_stream.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/parallel/internal/rounded_sum.h>
 #include <gradtile/train/parallel/internal/value_slots.h>
 
 namespace gradtile {
@@ -20,19 +22,19 @@ bool lies_in(const FlatRange& range, const Parameter& parameter) {
     return parameter.offset() >= range.begin && parameter.offset() < range.end();
 }
 
-}  // namespace
-
-BucketRule bucket_rule(bool has_slots, std::int64_t elements) {
+BucketRule bucket_rule(const DataParallelOptions& options, std::int64_t elements) {
     constexpr std::int64_t most = 12 << 20;
-    if (!has_slots) return {.min_elements = most};
+    if (options.zero < 2 && !options.has_slots(1) && !options.has_value_slots(1))
+        return {.min_elements = most};
     return {.min_elements = std::clamp(elements / 16, parameter_alignment, most), .end_with_stages = true};
 }
+
+}  // namespace
 
 std::vector<ShardBucket> shard_buckets(const ParameterStore& store, int processes,
                                        const DataParallelOptions& options) {
     const std::int64_t elements = store.flat_elements();
-    const BucketRule rule = bucket_rule(options.zero >= 2 || options.offloads_sums, elements);
-    return shard_buckets(store.parameters(), elements, rule, processes,
+    return shard_buckets(store.parameters(), elements, bucket_rule(options, elements), processes,
                          processes > 1 ? options.whole_cost : WholeCost{});
 }
 
@@ -45,7 +47,7 @@ struct DataParallel::OwnPart {
 struct DataParallel::Bucket {
     FlatRange range;
     ShardBucket shards = {};                     // only if the optimizer is sharded
-    std::vector<OwnPart> own = {};               // what this process keeps of the bucket's sums
+    std::vector<OwnPart> own = {};               // what this process keeps of sums and values
     std::size_t first_stage = 0;                 // of the first parameter
     std::int64_t parameters = 0;                 // how many parameters are in the bucket
     std::int64_t pending = 0;                    // how many of these parameters have no gradient yet
@@ -57,25 +59,29 @@ DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, cons
     : store_(store), communicator_(communicator), options_(options), gradients_(store.gradients()) {
     const int processes = communicator.size();
     if (processes == 1) options_.zero = 0;
-    const bool has_slots = options_.has_slots(processes);
-    if (!is_sharded()) own_ranges_ = {{0, store.flat_elements()}};
-    if (processes == 1 && !has_slots) return;
+    check(!options_.offloads_values || options_.zero == 0 || options_.zero == 3, "data parallel: zero ",
+          options_.zero, " with offloaded values; expected 0 or 3");
+    const bool has_slots = options_.has_slots(processes),
+               has_value_slots = options_.has_value_slots(processes);
+    const std::int64_t elements = store.flat_elements();
+    if (!is_sharded()) own_ranges_ = {{0, elements}};
+    if (processes == 1 && !has_slots && !has_value_slots) return;
     exchange_ = std::make_unique<SideStream>(ctx.device());
     if (is_sharded()) {
         assign_shards(ctx);
     } else {
-        for (const FlatRange& range : cut_into_buckets(store.parameters(), own_ranges_.front(),
-                                                       bucket_rule(has_slots, store.flat_elements())))
+        for (const FlatRange& range :
+             cut_into_buckets(store.parameters(), own_ranges_.front(), bucket_rule(options_, elements)))
             buckets_.push_back({.range = range, .own = {{range, range.begin}}});
         if (has_slots)
-            gradients_ = zeros(ctx.with_allocator(options_.sum_allocator), {store.flat_elements()},
-                               accumulator_of(store.dtype()));
+            gradients_ = zeros(options_.offloads_sums ? host_memory(ctx) : ctx, {elements}, sum_dtype());
+        if (has_value_slots) own_values_ = zeros(host_memory(ctx), {elements}, store.dtype());
     }
     for (Bucket& bucket : buckets_)
         for (const Parameter& parameter : store.parameters())
             if (lies_in(bucket.range, parameter) && ++bucket.parameters == 1)
                 bucket.first_stage = parameter.first_stage();
-    if (has_slots) make_slots(ctx.with_allocator(communicator.symmetric_memory(ctx)));
+    make_slots(ctx.with_allocator(communicator.symmetric_memory(ctx)));
 }
 
 DataParallel::~DataParallel() = default;
@@ -108,21 +114,30 @@ void DataParallel::assign_shards(const Context& ctx) {
     const auto part_of_longest = [&](const Context& memory, DType dtype) {
         return zeros(memory, {longest}, dtype).slice(0, 0, packed);
     };
-    gradients_ =
-        part_of_longest(options_.offloads_sums ? ctx.with_allocator(options_.sum_allocator) : symmetric,
-                        accumulator_of(store_.dtype()));
-    if (options_.zero == 3) own_values_ = part_of_longest(symmetric, store_.dtype());
+    gradients_ = part_of_longest(options_.offloads_sums ? host_memory(ctx) : symmetric, sum_dtype());
+    if (options_.zero == 3)
+        own_values_ =
+            part_of_longest(options_.offloads_values ? host_memory(ctx) : symmetric, store_.dtype());
+}
+
+Context DataParallel::host_memory(const Context& ctx) const {
+    return options_.host_allocator ? ctx.with_allocator(options_.host_allocator) : ctx;
+}
+
+DType DataParallel::sum_dtype() const {
+    return options_.bfloat16_sums ? DType::bf16 : accumulator_of(store_.dtype());
 }
 
 void DataParallel::make_slots(const Context& symmetric) {
     std::vector<FlatRange> ranges;
     for (const Bucket& bucket : buckets_) ranges.push_back(bucket.range);
-    slots_ = std::make_unique<GradientSlots>(
-        symmetric, store_, ranges, exchange_.get(),
-        [this](std::size_t bucket, const Context& exchange, const Tensor& gradients) {
-            sum_bucket(exchange, buckets_[bucket], gradients);
-        });
-    if (options_.zero < 3) return;
+    if (options_.has_slots(communicator_.size()))
+        slots_ = std::make_unique<GradientSlots>(
+            symmetric, store_, ranges, exchange_.get(),
+            [this](std::size_t bucket, const Context& exchange, const Tensor& gradients) {
+                sum_bucket(exchange, buckets_[bucket], gradients);
+            });
+    if (!options_.has_value_slots(communicator_.size())) return;
     value_slots_ = std::make_unique<ValueSlots>(
         symmetric, store_, ranges, exchange_.get(),
         [this](std::size_t bucket, const Context& exchange, const Tensor& values) {
@@ -140,15 +155,29 @@ std::size_t DataParallel::gradient_bytes() const {
 }
 
 BackwardHooks DataParallel::start_micro_step(const Context& ctx, std::int64_t micro_step,
-                                             std::int64_t micro_steps) {
+                                             std::int64_t micro_steps, const Tensor& seed_tensor) {
+    BackwardHooks hooks;
     if (slots_) {
         adds_ = micro_step > 0;
-        BackwardHooks hooks = slots_->start_pass(ctx, micro_step == 0);
-        if (value_slots_) hooks.before_stage = gather_stages(ctx);
-        return hooks;
+        if (adds_ && options_.bfloat16_sums) {
+            check(seed_tensor.defined(), "data parallel: micro-step ", micro_step,
+                  " without a seed tensor; expected one, which rounds sums in bfloat16");
+            rounding_ = DropoutKey::from_seed_tensor(seed_tensor)
+                            .at(sum_rounding)
+                            .at(static_cast<std::uint64_t>(micro_step));
+        }
+        hooks = slots_->start_pass(ctx, micro_step == 0);
+    } else {
+        if (micro_step == 0) store_.reset_gradients();
+        if (communicator_.size() > 1 && !ctx.is_planning() && micro_step + 1 == micro_steps)
+            hooks = sum_hooks(ctx);
     }
-    if (micro_step == 0) store_.reset_gradients();
-    if (buckets_.empty() || ctx.is_planning() || micro_step + 1 < micro_steps) return {};
+    if (value_slots_) hooks.before_stage = gather_stages(ctx);
+    return hooks;
+}
+
+/// The hooks of a pass that completes the gradient block.
+BackwardHooks DataParallel::sum_hooks(const Context& ctx) {
     for (Bucket& bucket : buckets_) bucket.pending = bucket.parameters;
     complete_.clear();
     const auto mark_complete = [this](const Parameter& parameter) {
@@ -172,10 +201,13 @@ void DataParallel::sum_bucket(const Context& exchange, const Bucket& bucket, con
     };
     const auto keep = [&](const OwnPart& part) {
         const Tensor packed = gradients_.slice(0, part.packed, part.range.length);
-        if (adds_) {
-            axpy(exchange, packed, 1.0, local_part(part.range));
+        const Tensor summed = local_part(part.range);
+        if (!adds_) {
+            copy(exchange, packed, summed);
+        } else if (options_.bfloat16_sums) {
+            add_rounded(exchange, packed, summed, rounding_, part.range.begin);
         } else {
-            copy(exchange, packed, local_part(part.range));
+            axpy(exchange, packed, 1.0, summed);
         }
     };
     if (!is_sharded()) {
@@ -186,7 +218,8 @@ void DataParallel::sum_bucket(const Context& exchange, const Bucket& bucket, con
     auto own = bucket.own.begin();
     if (bucket.shards.equal_parts > 0) {
         const Tensor packed = gradients_.slice(0, own->packed, own->range.length);
-        const bool receives = !adds_ && !options_.offloads_sums;  // only the device's memory can
+        // Only the device's memory can, in the exchange's dtype.
+        const bool receives = !adds_ && !options_.offloads_sums && !options_.bfloat16_sums;
         communicator_.reduce_scatter(exchange, local_part(bucket.shards.equal_range()),
                                      receives ? packed : local_part(own->range));
         if (!receives) keep(*own);
@@ -198,7 +231,7 @@ void DataParallel::sum_bucket(const Context& exchange, const Bucket& bucket, con
 }
 
 void DataParallel::finish_gradients(const Context& ctx) {
-    if (buckets_.empty() || ctx.is_planning()) return;
+    if ((communicator_.size() == 1 && !slots_) || ctx.is_planning()) return;
     for (const Bucket& bucket : buckets_)
         check(bucket.pending == 0, "data parallel: ", bucket.pending, " gradients of elements ",
               bucket.range.begin, " to ", bucket.range.end(), " were not reported as complete");
@@ -245,9 +278,17 @@ void DataParallel::start_gathering(const Context& ctx) {
 /// Gathers the values of a bucket to `full`.
 void DataParallel::gather_own_values(const Context& exchange, const Bucket& bucket,
                                      const Tensor& full) const {
-    for (const auto& [range, packed] : bucket.own)
-        copy(exchange, full.slice(0, range.begin - bucket.range.begin, range.length),
-             own_values_.slice(0, packed, range.length));
+    for (const auto& [range, packed] : bucket.own) {
+        const Tensor to = full.slice(0, range.begin - bucket.range.begin, range.length),
+                     from = own_values_.slice(0, packed, range.length);
+        if (options_.offloads_values && exchange.device().is_cuda()) {
+            // By a copy engine, so that the GPU's processors compute meanwhile.
+            cuda::copy_bytes(to.raw_data(), from.raw_data(), from.bytes(), exchange.device(),
+                             exchange.stream());
+        } else {
+            copy(exchange, to, from);
+        }
+    }
     gather_bucket(exchange, bucket, full, parameter_alignment);
 }
 
@@ -268,7 +309,7 @@ void DataParallel::gather_bucket(const Context& exchange, const Bucket& bucket, 
 }
 
 void DataParallel::gather_values(const Context& ctx) {
-    if (!is_sharded() || ctx.is_planning()) return;
+    if ((!is_sharded() && !value_slots_) || ctx.is_planning()) return;
     if (!value_slots_) {
         start_gathering(ctx);
         exchange_->join(ctx);
@@ -296,7 +337,8 @@ std::size_t DataParallel::bytes_to_gather_values() const {
 }
 
 std::size_t DataParallel::value_bytes() const {
-    return value_slots_ ? own_values_.bytes() + value_slots_->bytes() : store_.values().bytes();
+    if (!value_slots_) return store_.values().bytes();
+    return (options_.offloads_values ? 0 : own_values_.bytes()) + value_slots_->bytes();
 }
 
 void DataParallel::gather_state(const Context& ctx, DType dtype, std::int64_t numbers_per_64,

@@ -1,7 +1,7 @@
 #pragma once
-/// GradientSlots: the memory in which a process computes gradients under ZeRO-2 and 3. A bucket's gradients
-/// have memory, a slot, from their first contribution in a pass until their exchange with other processes.
-/// Then another bucket uses the slot.
+/// GradientSlots: the memory in which a process computes gradients whose sums it keeps elsewhere: under
+/// ZeRO-2 and 3, in host memory, or in bfloat16. A bucket's gradients have memory, a slot, from their first
+/// contribution in a pass until their exchange with other processes. Then another bucket uses the slot.
 #include <functional>
 #include <memory>
 #include <optional>

@@ -177,6 +177,7 @@ TEST(CostModel, CountsTheBytesOfTheOptimizersState) {
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.moment_dtype = MomentFormat::int8; }),
                 -11.75 * share, 1e-6);
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.masters = MasterFormat::split; }), -2, 1e-6);
+    EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) { c.gradient_dtype = TrainDType::bf16; }), -4, 1e-6);
     EXPECT_NEAR(bytes_beyond_adamw([](TrainConfig& c) {
                     c.optimizer = kind_of<LionSettings>;
                     c.moment_dtype = MomentFormat::bf16;

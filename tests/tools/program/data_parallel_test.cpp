@@ -226,6 +226,38 @@ TEST_F(DataParallelTraining, ShardedValuesAreBitIdenticalToWholeOnes) {
     }
 }
 
+/// Every level then sums each micro-step's slots in one order, and rounds an element with draws that depend
+/// on its place alone.
+TEST_F(DataParallelTraining, SumsInBfloat16AreBitIdenticalAtEveryZeroLevel) {
+    const Arguments narrow = {"--dtype", "bf16", "--masters", "split", "--moment-dtype", "int8"};
+    const Arguments records = {"--x0-lambdas", "--value-embeddings", "--dropout", "0.1"};
+    for (const auto& [ranks, optimizer, micro_batch, variant] :
+         {std::tuple{2, "adamw", "1", narrow}, {3, "muon", "2", records}, {4, "lion", "3", Arguments()}}) {
+        SCOPED_TRACE(concat(optimizer, ", ", ranks, " processes"));
+        const Arguments flags =
+            Arguments{"--optimizer", optimizer, "--gradient-dtype", "bf16", "--clip", "0", "--batch", "12"} +
+            Arguments{"--micro-batch", micro_batch, "--steps", "12", "--layers", "3", "--save-every", "4"} +
+            variant;
+        const auto full = train(ranks, flags);
+        for (const char* zero : {"1", "2", "3"}) {
+            const auto sharded = train(ranks, flags + Arguments{"--zero", zero, "--stop-after", "5"});
+            EXPECT_EQ(run({"train", "--resume", sharded.string(), "--quiet"}, processes(ranks)).exit_code, 0);
+            for (std::size_t i = 0; i < 12; ++i)
+                EXPECT_EQ(steps_of(full)[i]["loss"], steps_of(sharded)[i]["loss"]) << "step " << i + 1;
+            EXPECT_EQ(tensors_of(full), tensors_of(sharded)) << "zero " << zero;
+        }
+    }
+}
+
+/// Another number of processes divides a step's sequences into other micro-steps, whose sums are rounded.
+TEST_F(DataParallelTraining, SumsInBfloat16HaveTheLossCurveOfOneProcess) {
+    const Arguments flags = {"--gradient-dtype", "bf16"};
+    const auto one_process = train(1, flags);
+    for (const int ranks : {2, 4}) expect_same_curve(one_process, train(ranks, flags), 2e-3);
+    expect_same_curve(one_process, train(1, flags + Arguments{"--micro-batch", "1"}), 2e-3);
+    expect_same_curve(one_process, train(1), 2e-3);
+}
+
 /// Without clipping each level's step is that of the others to the bit, so the levels may take turns.
 TEST_F(DataParallelTraining, ResumesWithAnotherZeroLevelToTheBit) {
     for (const Arguments& kind : {Arguments{"adamw"}, {"muon", "--dtype", "bf16", "--masters", "split"}}) {

@@ -143,6 +143,34 @@ TEST(Plan, CountsOffloadedGradientsAsHostMemory) {
     EXPECT_NEAR(ms(plan, "update_ms"), 2 * crossing, 1e-6 * crossing);
 }
 
+TEST(Plan, CountsGradientsInBfloat16AsHalfTheBytes) {
+    const Arguments offloaded = gpt2_plan(1, 8) + Arguments{"--offload", "gradients"};
+    const json f32 = plan_of(offloaded), bf16 = plan_of(offloaded + Arguments{"--gradient-dtype", "bf16"});
+    const auto bytes = [](const json& of, const char* name) {
+        return of.at("memory").at(name).get<double>();
+    };
+    EXPECT_EQ(2 * bytes(bf16, "host_bytes"), bytes(f32, "host_bytes"));
+    EXPECT_EQ(bytes(bf16, "gradients_bytes"), bytes(f32, "gradients_bytes"));
+    const double update_ms = f32.at("predictions")[0].at("update_ms").get<double>();
+    EXPECT_NEAR(2 * bf16.at("predictions")[0].at("update_ms").get<double>(), update_ms, 1e-6 * update_ms);
+}
+
+/// Both passes bring the weights while blocks compute, and the update sends them once.
+TEST(Plan, CountsOffloadedWeightsAsHostMemory) {
+    const json plan = plan_of(gpt2_plan(1, 8) + Arguments{"--offload", "weights"}),
+               kept = plan_of(gpt2_plan(1, 8));
+    const double weights = kept.at("memory").at("parameters_bytes").get<double>();
+    EXPECT_EQ(plan.at("memory").at("host_bytes").get<double>(), weights);
+    EXPECT_LT(plan.at("memory").at("parameters_bytes").get<double>(), weights / 2);
+    const auto ms = [](const json& of, const char* part) {
+        return of.at("predictions")[0].at(part).get<double>();
+    };
+    const double crossing = 1e3 * weights / 50e9;
+    EXPECT_GE(ms(plan, "compute_ms"), ms(kept, "compute_ms"));
+    EXPECT_LE(ms(plan, "compute_ms"), ms(kept, "compute_ms") + 2 * crossing);
+    EXPECT_NEAR(ms(plan, "update_ms"), crossing, 1e-6 * crossing);
+}
+
 TEST(Plan, PrintsTheLargestMicroBatchThatFits) {
     const json plan = plan_of(gpt2_plan(2, 64) + Arguments{"--gpu-memory", "8"});
     EXPECT_FALSE(plan.at("fits"));

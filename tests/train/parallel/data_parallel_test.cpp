@@ -10,6 +10,8 @@
 #include <gradtile/core/side_stream.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/memory_request.h>
+#include <gradtile/train/optimizers/internal/moment_rounding.h>
+#include <gradtile/train/parallel/internal/rounded_sum.h>
 #include <gradtile/train/parallel/internal/value_slots.h>
 #include <gradtile/train/replica.h>
 
@@ -386,22 +388,27 @@ TEST(ValueSlots, NeedAStoreWithoutAValueBlock) {
                 testing::HasSubstr("expected flat float32"));
 }
 
+/// A step's seed tensor.
+Tensor seed_tensor(const Context& ctx, std::uint64_t run_seed, std::int64_t step) {
+    return from_host(ctx, DropoutKey::seed_words(run_seed, step), {2});
+}
+
 /// The bytes that a replica holds after two micro-steps, without the optimizer's state, of which another
 /// process may have more. SilentPair exchanges nothing.
 struct ReplicaBytes {
     std::size_t allocated = 0, gradients = 0, values = 0;
 
-    ReplicaBytes(const TrainConfig& config) {
+    ReplicaBytes(const TrainConfig& config, const Communicator& communicator = SilentPair()) {
         const auto memory = std::make_shared<test::CountedMemory>();
         const Context ctx = Context(Device::cpu(), 1).with_allocator(memory);
-        const SilentPair pair;
-        Replica replica(ctx, config, std::nullopt, pair);
+        Replica replica(ctx, config, std::nullopt, communicator);
         const Context arena = ctx.with_allocator(system_allocator(Device::cpu()));
         replica.initialize(Seed{1});
         const Tensor tokens = zeros(arena, {1, config.model.context}, DType::i32);
         const ForwardHooks gather = replica.parallel.overlap_gather_with_forward(arena);
         for (std::int64_t micro_step = 0; micro_step < 2; ++micro_step) {
-            const BackwardHooks hooks = replica.parallel.start_micro_step(arena, micro_step, 2);
+            const BackwardHooks hooks =
+                replica.parallel.start_micro_step(arena, micro_step, 2, seed_tensor(arena, 1, 1));
             Transformer::Saved saved;
             replica.model.transformer.forward(arena, tokens, tokens, saved, {.hooks = gather});
             replica.model.transformer.backward(arena, saved, hooks);
@@ -449,22 +456,60 @@ TEST(DataParallel, AllocatesTheGradientsAndValuesThatTheMemoryPlanHas) {
         }
 }
 
-/// The gradients of a small model after some micro-steps in a single process.
-std::vector<double> gradients_after(std::int64_t micro_steps, const std::shared_ptr<Allocator>& sums) {
+/// At every level backward passes write to slots, and the sums have 2 bytes an element instead of 4.
+TEST(DataParallel, AllocatesThePlannedGradientsInBfloat16) {
+    TrainConfig config;
+    config.model = {.layers = 6, .heads = 2, .width = 64, .context = 16, .vocabulary = 101};
+    config.batch = 4;
+    config.micro_batch = 1;
+    config.out.clear();
+    ProcessGroup group;
+    const auto alone = make_communicator(Context(Device::cpu(), 1), group);
+    const SilentPair pair;
+    for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16})
+        for (const std::int64_t zero : {0, 1, 2, 3})
+            for (const Communicator* processes : std::array<const Communicator*, 2>{alone.get(), &pair}) {
+                SCOPED_TRACE(concat(name_of(dtype), ", zero ", zero, ", ", processes->size(), " processes"));
+                config.dtype = dtype;
+                config.zero = zero;
+                const auto plan_of = [&](TrainDType gradients) {
+                    config.gradient_dtype = gradients;
+                    return plan_memory(Context(Device::cpu(), 1),
+                                       memory_request(config, Device::cpu(), processes->size()));
+                };
+                const MemoryPlan in_f32 = plan_of(TrainDType::f32);
+                const ReplicaBytes bytes_in_f32(config, *processes);
+                const MemoryPlan in_bf16 = plan_of(TrainDType::bf16);
+                const ReplicaBytes bytes_in_bf16(config, *processes);
+                EXPECT_EQ(bytes_in_bf16.gradients, in_bf16.gradients);
+                const auto planned = [](const MemoryPlan& plan) {
+                    return plan.values + plan.masters + plan.gradients;
+                };
+                EXPECT_EQ(bytes_in_f32.allocated - bytes_in_bf16.allocated,
+                          planned(in_f32) - planned(in_bf16));
+                EXPECT_LT(in_bf16.gradients, in_f32.gradients);
+            }
+}
+
+/// The gradients of a small model in a single process, after a micro-step for each of `tokens`, of which all
+/// tokens of its sequences are.
+std::vector<double> gradients_after(const std::vector<int>& tokens_of_micro_steps,
+                                    const DataParallelOptions& options) {
     const Context ctx(Device::cpu(), 1);
     ParameterStore store;
     const Transformer transformer({.layers = 3, .heads = 2, .width = 64, .context = 16, .vocabulary = 101},
                                   store);
-    const DataParallelOptions options{.offloads_sums = sums != nullptr, .sum_allocator = sums};
     store.allocate(ctx, DType::f32, {.gradient_block = !options.has_slots(1)});
     store.initialize(ctx, Seed{1});
     ProcessGroup group;
     const auto communicator = make_communicator(ctx, group);
     DataParallel parallel(ctx, store, *communicator, options);
-    for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+    for (std::size_t i = 0; i < tokens_of_micro_steps.size(); ++i) {
         const Tensor tokens = zeros(ctx, {2, 16}, DType::i32);
-        fill(ctx, tokens, static_cast<double>(7 * micro_step + 3));
-        const BackwardHooks hooks = parallel.start_micro_step(ctx, micro_step, micro_steps);
+        fill(ctx, tokens, tokens_of_micro_steps[i]);
+        const BackwardHooks hooks =
+            parallel.start_micro_step(ctx, static_cast<std::int64_t>(i), std::ssize(tokens_of_micro_steps),
+                                      seed_tensor(ctx, /*run_seed=*/5, /*step=*/9));
         Transformer::Saved saved;
         transformer.forward(ctx, tokens, tokens, saved);
         transformer.backward(ctx, std::move(saved), hooks);
@@ -477,14 +522,54 @@ std::vector<double> gradients_after(std::int64_t micro_steps, const std::shared_
 
 TEST(DataParallel, SumsInOtherMemoryAreThoseOfAGradientBlock) {
     const auto memory = std::make_shared<test::CountedMemory>();
-    EXPECT_EQ(gradients_after(1, memory), gradients_after(1, nullptr));
+    const DataParallelOptions offloaded{.offloads_sums = true, .host_allocator = memory};
+    EXPECT_EQ(gradients_after({3}, offloaded), gradients_after({3}, {}));
     EXPECT_GT(memory->peak, 0U);
     // A gradient block adds inside the products, in another order.
-    const std::vector<double> kept = gradients_after(3, memory), block = gradients_after(3, nullptr);
+    const std::vector<double> kept = gradients_after({3, 10, 17}, offloaded),
+                              block = gradients_after({3, 10, 17}, {});
     ASSERT_EQ(kept.size(), block.size());
     double largest = 0;
     for (const double g : block) largest = std::max(largest, std::abs(g));
     for (std::size_t i = 0; i < block.size(); ++i) EXPECT_NEAR(kept[i], block[i], 1e-6 * largest) << i;
+}
+
+/// The first micro-step's gradients are rounded to nearest. Each later one's are added to the sum in float32,
+/// which is rounded with the draws of the step and the micro-step.
+TEST(DataParallel, SumsInBfloat16AreRoundedOnceInEachMicroStep) {
+    const DataParallelOptions in_bfloat16{.bfloat16_sums = true}, in_slots{.offloads_sums = true};
+    const std::vector<int> tokens{3, 10, 17};
+    std::vector<double> expected;
+    for (std::size_t k = 0; k < tokens.size(); ++k) {
+        const std::vector<double> gradients = gradients_after({tokens[k]}, in_slots);
+        if (k == 0) expected.assign(gradients.size(), 0.0);
+        const DropoutKey key = DropoutKey::from_step(5, 9).at(sum_rounding).at(k);
+        const MomentDraws draws{.key = dropout_draws("test", 0.0, key, Device::cpu()).key()};
+        for (std::size_t i = 0; i < gradients.size(); ++i) {
+            const auto element = static_cast<std::int64_t>(i);
+            const float sum = static_cast<float>(expected[i]) + static_cast<float>(gradients[i]);
+            const std::uint32_t word = draws.draw(element)[i % MomentDraws::elements];
+            expected[i] =
+                static_cast<float>(k == 0 ? bfloat16(sum) : rounded_stochastically(sum, word & 0xffffu));
+        }
+        EXPECT_EQ(gradients_after({tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(k) + 1},
+                                  in_bfloat16),
+                  expected)
+            << k + 1 << " micro-steps";
+    }
+}
+
+TEST(DataParallel, SumsInBfloat16NeedASeedTensorForASecondMicroStep) {
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore store;
+    store_of(store, {100});
+    store.allocate(ctx, DType::f32, {.gradient_block = false});
+    ProcessGroup group;
+    const auto communicator = make_communicator(ctx, group);
+    DataParallel parallel(ctx, store, *communicator, {.bfloat16_sums = true});
+    parallel.start_micro_step(ctx, 0, 2);
+    EXPECT_THAT(message_of([&] { parallel.start_micro_step(ctx, 1, 2); }),
+                testing::HasSubstr("data parallel: micro-step 1 without a seed tensor"));
 }
 
 }  // namespace

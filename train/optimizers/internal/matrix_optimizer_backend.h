@@ -1,7 +1,7 @@
 #pragma once
 /// The device functions behind matrix_optimizer.h. Each works on a whole group of equally shaped matrices, on
-/// a GPU in one kernel. Arithmetic is in the gradients' dtype; rate [1] float64, scale [1] float64 or
-/// undefined.
+/// a GPU in one kernel. Arithmetic is in MatrixArrays::arithmetic(), in which gradients are kept, or in
+/// bfloat16; rate [1] float64, scale [1] float64 or undefined.
 #include <gradtile/core/gemm/symmetric_product.h>
 #include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/train/optimizers/matrix_optimizer.h>
@@ -24,7 +24,7 @@ struct MatrixRate {
 
 /// What NorMuon multiplies a group's updates by. Undefined tensors: nothing.
 struct RowFactors {
-    Tensor factors = {};  ///< [count, rows], in the gradients' dtype
+    Tensor factors = {};  ///< [count, rows], in the arithmetic's dtype
     /// [count, matrix_norm_parts, 2] float64: partial sums of squares, before and after the multiplication by
     /// the factors. An update keeps its norm, so it is also multiplied by the root of the sums' ratio.
     Tensor squares = {};
@@ -40,9 +40,9 @@ inline constexpr double matrix_norm_epsilon = 1e-7;
 /// A matrix's sum of squares is computed in this many parts.
 inline constexpr std::int64_t matrix_norm_parts = 256;
 
-/// Calls visit(TypeTag) with the gradients' C++ type: float64 or float32.
+/// Calls visit(TypeTag) with the C++ type of the arithmetic for a dtype: float64 or float32.
 template <class Visit>
-void visit_gradient_type(DType dtype, const Visit& visit) {
+void visit_arithmetic_type(DType dtype, const Visit& visit) {
     if (accumulator_of(dtype) == DType::f64) {
         visit(TypeTag<double>{});
     } else {

@@ -68,12 +68,12 @@ GRADTILE_HOST_DEVICE inline std::uint32_t magnitude_bits(float x) {
     return __builtin_bit_cast(std::uint32_t, x) & 0x7fffffffu;
 }
 
-/// Calls visit(TypeTag) as visit_moment_type(), or with MomentBlock for moments in 8 bits.
+/// Calls visit(TypeTag) as visit_kept_type(), or with MomentBlock for moments in 8 bits.
 template <class Real, class Visit>
 void visit_stored_moments(DType dtype, const Visit& visit) {
     if constexpr (std::is_same_v<Real, float>)
         if (dtype == DType::i32) return visit(TypeTag<MomentBlock>{});
-    visit_moment_type<Real>(dtype, visit);
+    visit_kept_type<Real>(dtype, visit);
 }
 /// Returns where the moments from `elements` on are; for blocks it is a multiple of 64.
 template <class Moment>

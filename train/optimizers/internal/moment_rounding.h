@@ -53,9 +53,10 @@ GRADTILE_HOST_DEVICE inline bfloat16 rounded_stochastically(float x, std::uint32
     return rounded;
 }
 
-/// Calls visit(TypeTag) with the type of moments in `dtype`: Real, or bfloat16 if Real is float.
+/// Calls visit(TypeTag) with the type in which `dtype` keeps moments or gradients: Real, or bfloat16 if Real
+/// is float.
 template <class Real, class Visit>
-void visit_moment_type(DType dtype, const Visit& visit) {
+void visit_kept_type(DType dtype, const Visit& visit) {
     if constexpr (std::is_same_v<Real, float>)
         if (dtype == DType::bf16) return visit(TypeTag<bfloat16>{});
     visit(TypeTag<Real>{});
