@@ -267,6 +267,16 @@ void Replica::share(int root) {
     for (const Tensor& x : tensors) communicator_.broadcast(model.ctx, x, root);
 }
 
+void Replica::clear_optimizer() const {
+    for (const StateTensor& part : optimizer->state()) fill(model.ctx, part.tensor, 0.0);
+}
+
+/// A backward pass does not write the padding, in which save_into() may have left numbers.
+void Replica::clear_gradients() const {
+    const Tensor& gradients = model.parameters.gradients();
+    if (gradients.defined()) fill(model.ctx, gradients, 0.0);
+}
+
 void Replica::add_frozen(Checkpoint& checkpoint) {
     if (!model.has_adapters() || !is_root()) return;
     const bool on_gpu = model.ctx.device().is_cuda();

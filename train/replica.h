@@ -42,6 +42,11 @@ class Replica {
     /// when sharded, copies gathered in host memory, which the next call overwrites.
     void save_into(Checkpoint& checkpoint);
 
+    /// Makes the optimizer's state that of a run's start.
+    void clear_optimizer() const;
+    /// Forgets the gradients of a step or of a save that another process's loss has ended.
+    void clear_gradients() const;
+
     /// Called by process 0 if the replica is sharded: locks the pages that save_into() copies to, and puts
     /// tensors in them, without values, into `checkpoint`. Locking takes a second for some GB, so call this
     /// function before the first step.

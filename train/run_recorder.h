@@ -41,6 +41,8 @@ class RunRecorder {
     double wall_s() const { return wall_s_before_ + seconds_since_start(); }
     /// A resumed run has trained for at least this time, whatever its metrics say.
     void resume_clock(double wall_s) { wall_s_before_ = wall_s; }
+    /// Starts the clock of a run that has returned to an earlier step.
+    void restart_clock();
     /// Adds the seconds since start_clock() to those before, and returns the sum.
     double stop_clock() { return wall_s_before_ = wall_s(); }
 
@@ -48,6 +50,8 @@ class RunRecorder {
     void record(StepReport report);
     void write_sample(std::int64_t step, std::string_view prompt, const LanguageModel& model);
 
+    /// Removes the metrics of later steps than `step`, which are trained again; see MetricsFile.
+    void return_to(std::int64_t step, LastStep last);
     /// The state of `step` is that of a file, from which the run was resumed.
     void resume_from(std::int64_t step, std::filesystem::path file);
     /// Returns whether the state of this step was passed to save(), or resumed from.

@@ -192,7 +192,7 @@ RunSummary Trainer::run(std::int64_t stop_after) {
     if (RunDirectory* const directory = recorder_->directory()) directory->keep();
     RunSummary summary;
     recorder_->start_clock();
-    const std::int64_t first_step = step_;
+    first_step_ = step_;
     summary.reason = survives_losses() ? train_in_spite_of_losses(stop_after) : train_and_save(stop_after);
     if (runner_->has_failed()) report_data_failure();
     if (model().parameters.values().defined()) runner_->with_values([] {});
@@ -208,9 +208,9 @@ RunSummary Trainer::run(std::int64_t stop_after) {
     summary.bad_steps = bad_steps_;
     summary.loss = loss_;
     summary.tokens = runner_->tokens_at(step_);
-    if (step_ > first_step)
+    if (step_ > first_step_)
         summary.tokens_per_s =
-            static_cast<double>(runner_->tokens_at(step_) - runner_->tokens_at(first_step)) /
+            static_cast<double>(runner_->tokens_at(step_) - runner_->tokens_at(first_step_)) /
             std::max(recorder_->seconds_since_start(), 1e-9);
     summary.wall_s = recorder_->stop_clock();
     return summary;
