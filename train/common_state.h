@@ -1,5 +1,6 @@
 #pragma once
 /// CommonState: the state from which the processes of a run continue after a loss.
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -11,7 +12,13 @@ struct HeldState {
     bool has_settings = false;  ///< false: this process replaces a lost one, and has nothing yet
     bool is_sharded = false;    ///< the state is this process's shard only
     std::int64_t step = -1;
-    bool is_evaluated = false;  ///< the step's evaluation, if one is due, is done
+    bool is_evaluated = false;                             ///< the step's evaluation, if one is due, is done
+    std::int64_t own_copy = -1;                            ///< see ShardCopies
+    std::array<std::int64_t, 2> neighbour_copies{-1, -1};  ///< see ShardCopies
+
+    bool has_neighbour_copy(std::int64_t of_step) const {
+        return neighbour_copies[0] == of_step || neighbour_copies[1] == of_step;
+    }
 };
 std::string to_text(const HeldState& held);
 /// Throws Error unless the text is one of to_text().

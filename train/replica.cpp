@@ -120,6 +120,26 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
     }
     shard.masters = store.has_master() ? store.master() : masters_;
     optimizer = make_optimizer(ctx, store, config, shard);
+    if (sharded && config.shard_copies > 0) {
+        const OptimizerPart largest = largest_optimizer_part(store, config, communicator.size());
+        shard_copies = std::make_unique<ShardCopies>(ctx, shard_memory(), largest.shard_bytes(store.dtype()),
+                                                     communicator);
+    }
+}
+
+/// Returns where the shard's values, masters and state are.
+std::vector<std::span<std::byte>> Replica::shard_memory() const {
+    std::vector<std::span<std::byte>> memory;
+    const auto add = [&](const Tensor& x) {
+        if (x.defined()) memory.emplace_back(x.raw_data(), x.bytes());
+    };
+    add(parallel.own_values());
+    if (!parallel.own_values().defined())
+        for (const FlatRange& range : parallel.own_ranges())
+            add(model.parameters.values().slice(0, range.begin, range.length));
+    add(masters_);
+    for (const StateTensor& part : optimizer->state()) add(part.tensor);
+    return memory;
 }
 
 void Replica::keep_masters(const Parameter& parameter, const Tensor& flat) {

@@ -14,6 +14,7 @@
 #include <gradtile/train/model/language_model.h>
 #include <gradtile/train/optimizers/optimizer.h>
 #include <gradtile/train/parallel/data_parallel.h>
+#include <gradtile/train/shard_copies.h>
 
 namespace gradtile {
 
@@ -26,6 +27,7 @@ class Replica {
     LanguageModel model;
     DataParallel parallel;
     std::unique_ptr<Optimizer> optimizer;
+    std::unique_ptr<ShardCopies> shard_copies;  ///< null unless config.shard_copies is set
 
     // Collective: every process calls the following functions.
     /// Draws the weights, the same in every process.
@@ -57,6 +59,7 @@ class Replica {
     std::string first_non_finite_gradient(const Context& ctx, ProcessGroup& group) const;
 
   private:
+    std::vector<std::span<std::byte>> shard_memory() const;
     bool is_root() const { return communicator_.rank() == 0; }
     /// Returns flat host memory for this many numbers. The memory is page-locked if possible, and is kept
     /// from call to call.

@@ -54,6 +54,8 @@ class RunRecorder {
     void return_to(std::int64_t step, LastStep last);
     /// The state of `step` is that of a file, from which the run was resumed.
     void resume_from(std::int64_t step, std::filesystem::path file);
+    /// Lets the newest step be saved again.
+    void forget_saves() { saved_step_ = submitted_step_ = -1; }
     /// Returns whether the state of this step was passed to save(), or resumed from.
     bool was_submitted(std::int64_t step) const { return submitted_step_ == step; }
     /// How long the newest save took; 0: none has ended.

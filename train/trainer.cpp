@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <gradtile/core/text/json_reader.h>
+#include <gradtile/train/common_state.h>
 #include <gradtile/train/config/optional_json.h>
 #include <gradtile/train/run_clock.h>
 #include <gradtile/train/run_recorder.h>
@@ -34,6 +35,7 @@ bool Trainer::replays_graph() const {
 /// Returns an empty result when the step was dropped; the state is then as before the step.
 std::optional<StepReport> Trainer::train_step() {
     const std::int64_t step = step_ + 1;
+    if (runner_->replica().shard_copies) before_step_ = shared_position();
     std::optional<StepReport> report;
     try {
         report = runner_->run_step(step, /*prepares_next=*/step < end_, clock_ ? clock_->used() : 0.0);
@@ -160,6 +162,7 @@ void Trainer::conclude_step(StepReport report, bool best, std::int64_t stop_afte
 RunSummary::Reason Trainer::train_until(std::int64_t stop_after) {
     using Reason = RunSummary::Reason;
     runner_->start();
+    keep_shard_copies();
     record_finished(stop_after);
     if (unfinished_ || pending_evaluation_)
         finish_step(unfinished_ ? *unfinished_ : *pending_evaluation_, stop_after);
@@ -168,7 +171,11 @@ RunSummary::Reason Trainer::train_until(std::int64_t stop_after) {
         if (step_ >= end_) return Reason::finished;
         if (stop_after > 0 && step_ >= stop_after) return Reason::stop_after;
         if (group_->is_alone() && runner_->wants_to_stop()) return Reason::requested;
-        if (std::optional<StepReport> report = train_step()) finish_step(std::move(*report), stop_after);
+        std::optional<StepReport> report = train_step();
+        if (!report) continue;
+        unfinished_ = report;
+        keep_shard_copies();
+        finish_step(std::move(*report), stop_after);
     }
 }
 

@@ -210,19 +210,22 @@ class Trainer {
     Checkpoint snapshot();
     Checkpoint snapshot_without_tensors() const;
     Checkpoint position() const;
+    void describe(Checkpoint& checkpoint) const;
 
     bool survives_losses() const;
     RunSummary::Reason train_and_save(std::int64_t stop_after);
     RunSummary::Reason train_in_spite_of_losses(std::int64_t stop_after);
     void regroup(const RankLost& loss);
     HeldState held_state() const;
-    CommonState find_common_state() const;
+    CommonState find_common_state();
     struct Recorded {
         std::int64_t step;
         LastStep last;
     };
     Recorded take_state(const CommonState& common, const Start& start, const RunDirectory* directory);
+    Checkpoint shared_position() const;
     Start share_position(const CommonState& common) const;
+    void keep_shard_copies();
     void restore_shared(const Start& start);
     void return_to_checkpoint(const RunDirectory* directory);
     void return_to_start();
@@ -269,9 +272,11 @@ class Trainer {
     std::optional<StepReport> pending_evaluation_;  // report of step_ if its evaluation was abandoned
     // The report of step_: before it is evaluated, and from then on. Both are empty before the first step.
     std::optional<StepReport> unfinished_, finished_;
-    std::int64_t recorded_step_ = -1;  // the newest step that this process has recorded
-    bool has_state_ = true;            // false while the tensors are replaced by others
-    std::int64_t first_step_ = 0;      // the step at which the recorder's clock was started
+    std::int64_t recorded_step_ = -1;        // the newest step that this process has recorded
+    std::optional<Checkpoint> before_step_;  // with shard copies: the position before the newest step
+    std::vector<HeldState> held_;            // what the processes had when they met after a loss
+    bool has_state_ = true;                  // false while the tensors are replaced by others
+    std::int64_t first_step_ = 0;            // the step at which the recorder's clock was started
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
     std::optional<double> loss_, val_loss_;  // of the newest step and evaluation
 };

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <gradtile/train/common_state.h>
+#include <gradtile/train/config/optional_json.h>
 #include <gradtile/train/run/resume_point.h>
 #include <gradtile/train/run/shared_start.h>
 #include <gradtile/train/run_recorder.h>
@@ -25,43 +26,62 @@ bool Trainer::survives_losses() const {
 
 HeldState Trainer::held_state() const {
     if (!runner_) return {};
-    return {.has_settings = true,
-            .is_sharded = runner_->replica().parallel.is_sharded(),
-            .step = has_state_ ? step_ : -1,
-            .is_evaluated = !unfinished_};
+    const Replica& replica = runner_->replica();
+    HeldState held{.has_settings = true,
+                   .is_sharded = replica.parallel.is_sharded(),
+                   .step = has_state_ ? step_ : -1,
+                   .is_evaluated = !unfinished_};
+    if (replica.shard_copies) replica.shard_copies->describe(held);
+    return held;
 }
 
 /// Collective.
-CommonState Trainer::find_common_state() const {
-    std::vector<HeldState> held;
+CommonState Trainer::find_common_state() {
+    held_.clear();
     for (const std::string& text : group_->all_gather(to_text(held_state())))
-        held.push_back(held_state_from(text));
-    return newest_common_state(held, group_->rank());
+        held_.push_back(held_state_from(text));
+    return newest_common_state(held_, group_->rank());
 }
 
 /// Collective: makes this process's state the common one. If a process is lost meanwhile, this process has
-/// parts of two states, unless its own was as new. `directory`: the run's, in rank 0. Returns up to which step
-/// the metrics are right: a step that was lost or is not complete is recorded again.
+/// parts of two states, unless its own was as new. `directory`: the run's, in rank 0. Returns up to which
+/// step the metrics are right: a step that was lost or is not complete is recorded again.
 Trainer::Recorded Trainer::take_state(const CommonState& common, const Start& start,
                                       const RunDirectory* directory) {
     Replica& replica = runner_->replica();
+    const bool is_sharded = replica.parallel.is_sharded();
     has_state_ = common.is_own;
-    restore_shared(start);
-    if (common.step < 0) {
+    if (is_sharded) {
         replica.clear_gradients();
-        return_to_checkpoint(directory);
-        has_state_ = true;
-        return {step_, pending_evaluation_ ? LastStep::unwritten : LastStep::written};
+        recorder_->wait_for_saves();
+        recorder_->report_saves();
     }
-    replica.share(common.rank);
+    if (common.step < 0) {
+        if (replica.shard_copies) replica.shard_copies->clear();
+        restore_shared(start);
+        return_to_checkpoint(directory);
+    } else if (is_sharded) {
+        if (replica.shard_copies) replica.shard_copies->restore(model().ctx, common.step, held_);
+        restore_shared(start);
+        recorder_->set_best_val_loss(optional_of<double>(start.checkpoint->meta, "best_val_loss"));
+        recorder_->forget_saves();
+        recorded_step_ = -1;  // all processes record the step again, because samples and saves need all
+    } else {
+        replica.share(common.rank);
+        restore_shared(start);
+    }
     has_state_ = true;
+    if (common.step < 0) return {step_, pending_evaluation_ ? LastStep::unwritten : LastStep::written};
     return {finished_ || unfinished_ ? step_ - 1 : step_, LastStep::unsaved};
+}
+
+/// Copies the shards of the newest step, if the run keeps copies.
+void Trainer::keep_shard_copies() {
+    if (const auto& copies = runner_->replica().shard_copies) copies->keep(model().ctx, step_);
 }
 
 /// Collective: makes the state that of the newest sound checkpoint, or of the run's start if there is none.
 void Trainer::return_to_checkpoint(const RunDirectory* directory) {
-    recorder_->wait_for_saves();
-    recorder_->report_saves();
     std::filesystem::path checkpoint;
     const Start start = shared_start(*group_, [&] {
         ResumePoint point = directory ? find_resume_point(*directory, /*restart=*/false) : ResumePoint();
@@ -90,6 +110,15 @@ void Trainer::return_to_start() {
     runner_->replica().clear_optimizer();
     restore_position(first_position_, "the start of the run");
     restore_record(first_position_);
+    recorder_->forget_saves();
+}
+
+/// Returns the position with the reports of its step.
+Checkpoint Trainer::shared_position() const {
+    Checkpoint state = position();
+    if (unfinished_) state.meta.set(unfinished_key, to_json(*unfinished_));
+    if (finished_) state.meta.set(finished_key, to_json(*finished_));
+    return state;
 }
 
 /// Collective: returns the common state without tensors.
@@ -97,9 +126,10 @@ Start Trainer::share_position(const CommonState& common) const {
     return shared_start(
         *group_,
         [&] {
-            Checkpoint state = snapshot_without_tensors();
-            if (unfinished_) state.meta.set(unfinished_key, to_json(*unfinished_));
-            if (finished_) state.meta.set(finished_key, to_json(*finished_));
+            const bool is_before =
+                common.step >= 0 && held_[static_cast<std::size_t>(common.rank)].step != common.step;
+            Checkpoint state = is_before ? before_step_.value() : shared_position();
+            describe(state);
             return Start{concat("the state of rank ", common.rank), std::move(state)};
         },
         common.rank);
@@ -140,8 +170,9 @@ void Trainer::regroup(const RankLost& loss) {
     runner_->communicator().reconnect();
     group_->require_equal("data", data_facts_);
     const Recorded recorded = take_state(common, start, directory());
-    if (common.step >= 0) return;
+    if (!runner_->replica().parallel.is_sharded()) return;
     recorder_->return_to(recorded.step, recorded.last);
+    if (common.step >= 0) return;
     recorder_->restart_clock();
     first_step_ = step_;
 }

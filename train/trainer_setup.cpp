@@ -268,6 +268,10 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
             .with_deterministic(config_.training.deterministic);
     check_device(config_, ctx.device());
     std::unique_ptr<Communicator> communicator = make_communicator(ctx, *group_);
+    check(config_.shard_copies == 0 || (group_->can_regroup() && communicator->can_reconnect()),
+          "shard-copies: ", config_.shard_copies,
+          "; expected 0, because lost processes are not replaced here; gradtile train --processes replaces "
+          "them, unless --on-loss is stop");
     DatasetOptions options = dataset_options(config_, stories_);
     options.expected_content = expected_content;
     // On the CPU the cores compute the steps meanwhile.
@@ -455,10 +459,15 @@ Checkpoint Trainer::snapshot() {
 
 Checkpoint Trainer::snapshot_without_tensors() const {
     Checkpoint checkpoint = position();
+    describe(checkpoint);
+    return checkpoint;
+}
+
+/// Adds what does not change during a run.
+void Trainer::describe(Checkpoint& checkpoint) const {
     checkpoint.config = to_json(config_);
     if (model().tokenizer) checkpoint.tokenizer = model().tokenizer->to_json();
     add_imported_text(checkpoint.data, model().imported_text);
-    return checkpoint;
 }
 
 /// Returns what restore_position() and restore_record() read.

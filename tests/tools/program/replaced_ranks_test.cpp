@@ -1,6 +1,6 @@
 // Runs on the CPU in which ranks are lost and replaced. One command repeats the losses with other settings:
 //
-//     GRADTILE_FAULT_PROCESSES=8 GRADTILE_FAULT_ROUNDS=50 GRADTILE_FAULT_SETTINGS="--zero 2"
+//     GRADTILE_FAULT_PROCESSES=8 GRADTILE_FAULT_ROUNDS=50 GRADTILE_FAULT_SETTINGS="--zero 2 --shard-copies 1"
 //         processes_test --gtest_filter='ReplacedRanks.*CostNoStep'
 #include <sys/stat.h>
 
@@ -32,6 +32,9 @@ Arguments fault_settings() {
 
 bool is_sharded(const Arguments& settings) {
     return std::ranges::find(settings, "--zero") != settings.end();
+}
+bool has_copies(const Arguments& settings) {
+    return std::ranges::find(settings, "--shard-copies") != settings.end();
 }
 
 class ReplacedRanks : public Processes {
@@ -106,6 +109,9 @@ class ReplacedRanks : public Processes {
             EXPECT_THAT(outcome.err,
                         ContainsRegex(concat("rank ", rank, " was lost at step [0-9]+ \\(.*\\).*; ",
                                              "the run continues with a new process\n")));
+        if (has_copies(settings)) {
+            EXPECT_THAT(outcome.err, Not(HasSubstr("the run returns to step ")));
+        }
         expect_resumable(out);
         std::ranges::sort(times);
         std::printf(
@@ -121,12 +127,13 @@ class ReplacedRanks : public Processes {
 };
 
 TEST_F(ReplacedRanks, KilledOnesCostNoStep) {
-    std::vector<Arguments> settings = {{"--eval-every", "7"},
-                                       {"--eval-every", "3", "--optimizer", "muon"},
-                                       {"--dtype", "bf16", "--micro-batch", "1"},
-                                       {"--eval-every", "7", "--zero", "1"},
-                                       {"--dtype", "bf16", "--micro-batch", "1", "--zero", "2"},
-                                       {"--eval-every", "3", "--optimizer", "muon", "--zero", "3"}};
+    std::vector<Arguments> settings = {
+        {"--eval-every", "7"},
+        {"--eval-every", "3", "--optimizer", "muon"},
+        {"--dtype", "bf16", "--micro-batch", "1"},
+        {"--eval-every", "7", "--zero", "1"},
+        {"--dtype", "bf16", "--micro-batch", "1", "--zero", "2", "--shard-copies", "1"},
+        {"--eval-every", "3", "--optimizer", "muon", "--zero", "3", "--shard-copies", "1"}};
     if (const Arguments given = fault_settings(); !given.empty()) settings = {given};
     for (std::size_t i = 0; i < settings.size(); ++i) {
         ranks_ = fault_processes > 0 ? fault_processes : 2 + static_cast<int>(i % 3);
@@ -135,7 +142,7 @@ TEST_F(ReplacedRanks, KilledOnesCostNoStep) {
 }
 
 TEST_F(ReplacedRanks, HangingOnesCostNoStep) {
-    std::vector<Arguments> settings = {{"--eval-every", "7"}, {"--zero", "2"}};
+    std::vector<Arguments> settings = {{"--eval-every", "7"}, {"--zero", "2", "--shard-copies", "1"}};
     if (const Arguments given = fault_settings(); !given.empty()) settings = {given};
     for (const Arguments& chosen : settings) {
         ranks_ = fault_processes > 0 ? fault_processes : 2;
@@ -143,7 +150,7 @@ TEST_F(ReplacedRanks, HangingOnesCostNoStep) {
     }
 }
 
-/// A rank is lost at any place of a step, of a save or of an evaluation.
+/// A rank is lost at any place of a step, of a save, of an evaluation or of an exchange of copies.
 TEST_F(ReplacedRanks, MayBeLostInAnyExchange) {
     const Arguments end = {"--steps", "12", "--save-every", "4", "--eval-every", "3", "--sample-every", "5"};
     std::map<std::string, int> operations;
@@ -155,36 +162,45 @@ TEST_F(ReplacedRanks, MayBeLostInAnyExchange) {
         options_ = before;
         return outcome;
     };
-    for (const char* const zero : {"1", "2", "3"}) {
-        extra_settings_ = {"--zero", zero};
-        const std::filesystem::path straight = place_ / concat("straight", zero);
-        ASSERT_EQ(train(straight, "-1:0:0").exit_code, 0);
-        for (int round = 0; round < 4 * fault_rounds; ++round) {
-            const int signal = round % 4 == 3 ? SIGSTOP : SIGKILL;
-            const std::string place = concat(round % ranks_, ':', signal, ':', 2 + random_below(600));
-            SCOPED_TRACE(concat(join(extra_settings_), " at ", place));
-            const std::filesystem::path out = place_ / concat("run", counter_++);
-            const Outcome outcome = train(out, place);
-            EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-            EXPECT_EQ(tensors_of(out), tensors_of(straight)) << outcome.err;
-            EXPECT_EQ(steps_of(out), steps_of(straight)) << outcome.err;
-            std::smatch found;
-            const bool was_lost =
-                std::regex_search(outcome.err, found, std::regex("waited for it in ([^;]*);"));
-            ++operations[was_lost ? found[1].str() : outcome.err.empty() ? "no loss" : "no wait"];
+    for (const char* const zero : {"1", "2", "3"})
+        for (const char* const copies : {"0", "1"}) {
+            extra_settings_ = {"--zero", zero, "--shard-copies", copies};
+            const std::filesystem::path straight = place_ / concat("straight", zero, copies);
+            ASSERT_EQ(train(straight, "-1:0:0").exit_code, 0);
+            for (int round = 0; round < 4 * fault_rounds; ++round) {
+                const int signal = round % 4 == 3 ? SIGSTOP : SIGKILL;
+                const std::string place = concat(round % ranks_, ':', signal, ':', 2 + random_below(600));
+                SCOPED_TRACE(concat(join(extra_settings_), " at ", place));
+                const std::filesystem::path out = place_ / concat("run", counter_++);
+                const Outcome outcome = train(out, place);
+                EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+                EXPECT_EQ(tensors_of(out), tensors_of(straight)) << outcome.err;
+                EXPECT_EQ(steps_of(out), steps_of(straight)) << outcome.err;
+                if (copies[0] == '1') {
+                    EXPECT_THAT(outcome.err, Not(HasSubstr("the run returns to step ")));
+                }
+                std::smatch found;
+                const bool was_lost =
+                    std::regex_search(outcome.err, found, std::regex("waited for it in ([^;]*);"));
+                ++operations[was_lost ? found[1].str() : outcome.err.empty() ? "no loss" : "no wait"];
+            }
         }
-    }
     for (const auto& [operation, count] : operations)
         std::printf("lost in %s: %d\n", operation.c_str(), count);
 }
 
 TEST_F(ReplacedRanks, MayBeSeveralAtOnce) {
     ranks_ = 4;
-    for (const Arguments& settings : {Arguments{}, {"--zero", "1"}, {"--zero", "3"}}) {
+    for (const Arguments& settings : {Arguments{},
+                                      {"--zero", "1"},
+                                      {"--zero", "2", "--shard-copies", "1"},
+                                      {"--zero", "3", "--shard-copies", "1"}}) {
         extra_settings_ = settings;
         const std::filesystem::path out = place_ / concat("run", counter_++);
         Program program = launch(training(out));
         for (const std::pair<int, int>& lost : {std::pair{0, 2}, {1, 3}, {0, 1}, {2, 3}, {0, 3}}) {
+            if (has_copies(settings) && lost.first + 2 != lost.second)
+                continue;  // they lose a shard and its copy
             wait_for_steps(program, out, steps_done(out) + 20);
             EXPECT_LT(seconds_to_next_step(program, out,
                                            [&] {
@@ -193,9 +209,29 @@ TEST_F(ReplacedRanks, MayBeSeveralAtOnce) {
                                            }),
                       5.0 + 15.0);
         }
-        stop(program);
+        const Outcome outcome = stop(program);
+        if (has_copies(settings)) {
+            EXPECT_THAT(outcome.err, Not(HasSubstr("the run returns to step ")));
+        }
         expect_resumable(out);
     }
+}
+
+/// A process is lost together with the one that has the copy of its shard.
+TEST_F(ReplacedRanks, ReturnToTheCheckpointWithoutACopy) {
+    ranks_ = 4;
+    extra_settings_ = {"--zero", "1", "--shard-copies", "1"};
+    const std::filesystem::path out = place_ / "run";
+    Program program = launch(training(out));
+    for (const std::pair<int, int>& lost : {std::pair{1, 2}, {0, 3}}) {
+        wait_for_steps(program, out, steps_done(out) + 20);
+        seconds_to_next_step(program, out, [&] {
+            for (const int rank : {lost.first, lost.second}) signal_process(process_of(out, rank), SIGSTOP);
+            for (const int rank : {lost.first, lost.second}) signal_process(process_of(out, rank), SIGKILL);
+        });
+    }
+    EXPECT_THAT(stop(program).err, ContainsRegex("the run returns to step [0-9]+, .*\\.h5\n"));
+    expect_resumable(out);
 }
 
 TEST_F(ReplacedRanks, ReturnToTheStartBeforeTheFirstCheckpoint) {
@@ -252,6 +288,17 @@ TEST_F(ReplacedRanks, AreRefusedByName) {
                    {"--on-loss continue: expected --processes"});
     expect_refused(run(settings + Arguments{"--processes", "3", "--on-loss", "maybe"}),
                    {"--on-loss 'maybe'; expected continue or stop"});
+}
+
+TEST_F(ReplacedRanks, CopiesOfShardsAreRefusedByName) {
+    const Arguments settings = training(place_ / "run") + Arguments{"--shard-copies", "1"};
+    const Arguments processes = {"--processes", "3"}, sharded = {"--zero", "1"};
+    expect_refused(run(settings + processes), {"shard-copies: 1 without zero", "expected 0"});
+    expect_refused(run(settings + sharded), {"shard-copies: 1 with one process", "expected 0"});
+    expect_refused(run(settings + processes + sharded + Arguments{"--on-loss", "stop"}),
+                   {"shard-copies: 1; expected 0, because lost processes are not replaced here"});
+    expect_refused(run(settings + processes + sharded + Arguments{"--shard-copies", "2"}),
+                   {"shard-copies", "2", "expected 0 to 1"});
 }
 
 }  // namespace
