@@ -114,6 +114,7 @@ class Chooser {
         plan.masters = state.masters;
         plan.optimizer = state.optimizer;
         plan.snapshot = state.snapshot;
+        plan.shard_copies = state.shard_copies;
         return plan;
     }
 

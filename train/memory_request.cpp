@@ -3,6 +3,7 @@
 #include <gradtile/train/configured_optimizer.h>
 #include <gradtile/train/parallel/data_parallel.h>
 #include <gradtile/train/parallel/internal/value_slots.h>
+#include <gradtile/train/shard_copies.h>
 
 namespace gradtile {
 
@@ -45,6 +46,7 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
                           .offload_residuals = has_part(config.offload, Offload::residuals),
                           .offload_values = has_part(config.offload, Offload::weights),
                           .optimizer_shards = shards,
+                          .shard_copies = sharded ? config.shard_copies * ShardCopies::copies : 0,
                           .optimizer_part = optimizer_part};
     if (data_parallel_options(config).has_slots(static_cast<int>(shards)))
         request.gradient_memory = gradient_slots;

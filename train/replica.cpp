@@ -114,6 +114,26 @@ Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<To
     }
     shard.masters = store.has_master() ? store.master() : masters_;
     optimizer = make_optimizer(ctx, store, config, shard);
+    if (sharded && config.shard_copies > 0) {
+        const OptimizerPart largest = largest_optimizer_part(store, config, communicator.size());
+        shard_copies = std::make_unique<ShardCopies>(ctx, shard_memory(), largest.shard_bytes(store.dtype()),
+                                                     communicator);
+    }
+}
+
+/// Returns where the shard's values, masters and state are.
+std::vector<std::span<std::byte>> Replica::shard_memory() const {
+    std::vector<std::span<std::byte>> memory;
+    const auto add = [&](const Tensor& x) {
+        if (x.defined()) memory.emplace_back(x.raw_data(), x.bytes());
+    };
+    add(parallel.own_values());
+    if (!parallel.own_values().defined())
+        for (const FlatRange& range : parallel.own_ranges())
+            add(model.parameters.values().slice(0, range.begin, range.length));
+    add(masters_);
+    for (const StateTensor& part : optimizer->state()) add(part.tensor);
+    return memory;
 }
 
 void Replica::keep_masters(const Parameter& parameter, const Tensor& flat) {
@@ -259,6 +279,16 @@ void Replica::share(int root) {
     if (model.has_adapters() && model.frozen.codes().defined()) tensors.push_back(model.frozen.codes());
     for (const StateTensor& part : optimizer->state()) tensors.push_back(part.tensor);
     for (const Tensor& x : tensors) communicator_.broadcast(model.ctx, x, root);
+}
+
+void Replica::clear_optimizer() const {
+    for (const StateTensor& part : optimizer->state()) fill(model.ctx, part.tensor, 0.0);
+}
+
+/// A backward pass does not write the padding, in which save_into() may have left numbers.
+void Replica::clear_gradients() const {
+    const Tensor& gradients = model.parameters.gradients();
+    if (gradients.defined()) fill(model.ctx, gradients, 0.0);
 }
 
 void Replica::add_frozen(Checkpoint& checkpoint) {

@@ -15,6 +15,7 @@
 #include <gradtile/train/model/language_model.h>
 #include <gradtile/train/optimizers/optimizer.h>
 #include <gradtile/train/parallel/data_parallel.h>
+#include <gradtile/train/shard_copies.h>
 
 namespace gradtile {
 
@@ -27,6 +28,7 @@ class Replica {
     LanguageModel model;
     DataParallel parallel;
     std::unique_ptr<Optimizer> optimizer;
+    std::unique_ptr<ShardCopies> shard_copies;  ///< null unless config.shard_copies is set
 
     // Collective: every process calls the following functions.
     /// Draws the weights, the same in every process.
@@ -48,6 +50,10 @@ class Replica {
     void save_part_into(Checkpoint& checkpoint) const;
     /// Returns the whole tensors that all parts together hold, without checksums.
     std::vector<TensorInfo> saved_tensors() const;
+    /// Makes the optimizer's state that of a run's start.
+    void clear_optimizer() const;
+    /// Forgets the gradients of a step or of a save that another process's loss has ended.
+    void clear_gradients() const;
 
     /// Called by process 0 if the replica is sharded: locks the pages that save_into() copies to, and puts
     /// tensors in them, without values, into `checkpoint`. Locking takes a second for some GB, so call this
@@ -59,6 +65,7 @@ class Replica {
     std::string first_non_finite_gradient(const Context& ctx, ProcessGroup& group) const;
 
   private:
+    std::vector<std::span<std::byte>> shard_memory() const;
     bool is_root() const { return communicator_.rank() == 0; }
     /// Returns flat host memory for this many numbers. The memory is page-locked if possible, and is kept
     /// from call to call.

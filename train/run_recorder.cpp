@@ -9,6 +9,16 @@ void RunRecorder::open(RunOutput output) {
     if (output_.metrics) wall_s_before_ = std::max(wall_s_before_, output_.metrics->wall_s());
 }
 
+void RunRecorder::restart_clock() {
+    if (output_.metrics) wall_s_before_ = std::max(wall_s_before_, output_.metrics->wall_s());
+    start_clock();
+}
+
+void RunRecorder::return_to(std::int64_t step, LastStep last) {
+    if (output_.metrics)
+        output_.metrics = std::make_unique<MetricsFile>(output_.directory->metrics_file(), step, last);
+}
+
 double RunRecorder::seconds_since_start() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }

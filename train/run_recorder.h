@@ -44,6 +44,8 @@ class RunRecorder {
     double wall_s() const { return wall_s_before_ + seconds_since_start(); }
     /// A resumed run has trained for at least this time, whatever its metrics say.
     void resume_clock(double wall_s) { wall_s_before_ = wall_s; }
+    /// Starts the clock of a run that has returned to an earlier step.
+    void restart_clock();
     /// Adds the seconds since start_clock() to those before, and returns the sum.
     double stop_clock() { return wall_s_before_ = wall_s(); }
 
@@ -51,8 +53,12 @@ class RunRecorder {
     void record(StepReport report);
     void write_sample(std::int64_t step, std::string_view prompt, const LanguageModel& model);
 
+    /// Removes the metrics of later steps than `step`, which are trained again; see MetricsFile.
+    void return_to(std::int64_t step, LastStep last);
     /// The state of `step` is that of a file, from which the run was resumed.
     void resume_from(std::int64_t step, std::filesystem::path file);
+    /// Lets the newest step be saved again.
+    void forget_saves() { saved_step_ = submitted_step_ = -1; }
     /// Returns whether the state of this step was passed to save(), or resumed from.
     bool was_submitted(std::int64_t step) const { return submitted_step_ == step; }
     /// How long the newest save took; 0: none has ended.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include <gradtile/core/text/json_reader.h>
+#include <gradtile/train/common_state.h>
 #include <gradtile/train/config/optional_json.h>
 #include <gradtile/train/run_clock.h>
 #include <gradtile/train/run_recorder.h>
@@ -34,6 +35,7 @@ bool Trainer::replays_graph() const {
 /// Returns an empty result when the step was dropped; the state is then as before the step.
 std::optional<StepReport> Trainer::train_step() {
     const std::int64_t step = step_ + 1;
+    if (runner_->replica().shard_copies) before_step_ = shared_position();
     std::optional<StepReport> report;
     try {
         report = runner_->run_step(step, /*prepares_next=*/step < end_, clock_ ? clock_->used() : 0.0);
@@ -160,6 +162,7 @@ void Trainer::conclude_step(StepReport report, bool best, std::int64_t stop_afte
 RunSummary::Reason Trainer::train_until(std::int64_t stop_after) {
     using Reason = RunSummary::Reason;
     runner_->start();
+    keep_shard_copies();
     record_finished(stop_after);
     if (unfinished_ || pending_evaluation_)
         finish_step(unfinished_ ? *unfinished_ : *pending_evaluation_, stop_after);
@@ -168,7 +171,11 @@ RunSummary::Reason Trainer::train_until(std::int64_t stop_after) {
         if (step_ >= end_) return Reason::finished;
         if (stop_after > 0 && step_ >= stop_after) return Reason::stop_after;
         if (group_->is_alone() && runner_->wants_to_stop()) return Reason::requested;
-        if (std::optional<StepReport> report = train_step()) finish_step(std::move(*report), stop_after);
+        std::optional<StepReport> report = train_step();
+        if (!report) continue;
+        unfinished_ = report;
+        keep_shard_copies();
+        finish_step(std::move(*report), stop_after);
     }
 }
 
@@ -192,7 +199,7 @@ RunSummary Trainer::run(std::int64_t stop_after) {
     if (RunDirectory* const directory = recorder_->directory()) directory->keep();
     RunSummary summary;
     recorder_->start_clock();
-    const std::int64_t first_step = step_;
+    first_step_ = step_;
     summary.reason = survives_losses() ? train_in_spite_of_losses(stop_after) : train_and_save(stop_after);
     if (runner_->has_failed()) report_data_failure();
     if (model().parameters.values().defined()) runner_->with_values([] {});
@@ -208,9 +215,9 @@ RunSummary Trainer::run(std::int64_t stop_after) {
     summary.bad_steps = bad_steps_;
     summary.loss = loss_;
     summary.tokens = runner_->tokens_at(step_);
-    if (step_ > first_step)
+    if (step_ > first_step_)
         summary.tokens_per_s =
-            static_cast<double>(runner_->tokens_at(step_) - runner_->tokens_at(first_step)) /
+            static_cast<double>(runner_->tokens_at(step_) - runner_->tokens_at(first_step_)) /
             std::max(recorder_->seconds_since_start(), 1e-9);
     summary.wall_s = recorder_->stop_clock();
     return summary;

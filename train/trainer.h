@@ -72,6 +72,8 @@ class RunDirectory;
 class RunRecorder;
 struct RunOutput;
 class StepRunner;
+struct CommonState;
+struct HeldState;
 struct Start;
 enum class LastStep;
 
@@ -151,9 +153,10 @@ class Trainer {
     /// and throw Error.
     ///
     /// When another process is lost, run() throws RankLost, or continues if the group can replace the process
-    /// (ProcessGroup::can_regroup()), on the CPU without config.zero: all processes take the newest state
-    /// that one of them has, at most the step that was under way is computed again, and the results equal
-    /// those of an undisturbed run to the bit. This holds until the last step is saved.
+    /// (ProcessGroup::can_regroup()) on the CPU. All processes take the newest state that the remaining ones
+    /// have in memory; at most the step that was under way is computed again. With config.zero a lost process
+    /// takes its shard with it: all processes then return to the newest checkpoint, or to the run's start.
+    /// The results equal those of an undisturbed run to the bit. This holds until the last step is saved.
     RunSummary run(std::int64_t stop_after = 0);
 
     /// With config.zero 3 and several processes, parameters have values only while on_sample() runs.
@@ -194,6 +197,8 @@ class Trainer {
     bool saves_parts() const;
     RunOutput prepare_saves(const std::filesystem::path& checkpoints);
     void start_in_directory();
+    Start read_first_weights() const;
+    void take_first_weights(const Start& start);
     void resume_in_directory(std::optional<RunDirectory> directory, std::int64_t last_step, LastStep last);
     void restore(const Checkpoint& checkpoint, const std::string& source);
     void restore_position(const Checkpoint& checkpoint, const std::string& source);
@@ -206,19 +211,26 @@ class Trainer {
     Checkpoint snapshot();
     Checkpoint snapshot_without_tensors() const;
     Checkpoint part_of_snapshot() const;
+    Checkpoint position() const;
+    void describe(Checkpoint& checkpoint) const;
 
     bool survives_losses() const;
     RunSummary::Reason train_and_save(std::int64_t stop_after);
     RunSummary::Reason train_in_spite_of_losses(std::int64_t stop_after);
     void regroup(const RankLost& loss);
-    struct Newest {
-        int rank = 0;
-        bool is_own = false;  // this process has the same state
+    HeldState held_state() const;
+    CommonState find_common_state();
+    struct Recorded {
+        std::int64_t step;
+        LastStep last;
     };
-    Newest find_newest();
-    void take_state(const Newest& newest, const Start& start);
-    Start share_position(int source) const;
+    Recorded take_state(const CommonState& common, const Start& start, const RunDirectory* directory);
+    Checkpoint shared_position() const;
+    Start share_position(const CommonState& common) const;
+    void keep_shard_copies();
     void restore_shared(const Start& start);
+    void return_to_checkpoint(const RunDirectory* directory);
+    void return_to_start();
     RunSummary::Reason train_until(std::int64_t stop_after);
     std::optional<StepReport> train_step();
     void finish_step(StepReport report, std::int64_t stop_after);
@@ -256,13 +268,17 @@ class Trainer {
     std::uint64_t save_bytes_ = 0;     // of a checkpoint with its parts; 0: nothing is saved
     double evaluation_seconds_ = 0.0;  // of the newest evaluation; 0: none
 
+    Checkpoint first_position_;  // of the run's start
     std::int64_t end_ = 0;
     std::int64_t step_ = 0;
     std::optional<StepReport> pending_evaluation_;  // report of step_ if its evaluation was abandoned
     // The report of step_: before it is evaluated, and from then on. Both are empty before the first step.
     std::optional<StepReport> unfinished_, finished_;
-    std::int64_t recorded_step_ = -1;  // the newest step that this process has recorded
-    bool has_state_ = true;            // false while the tensors are replaced by another process's
+    std::int64_t recorded_step_ = -1;        // the newest step that this process has recorded
+    std::optional<Checkpoint> before_step_;  // with shard copies: the position before the newest step
+    std::vector<HeldState> held_;            // what the processes had when they met after a loss
+    bool has_state_ = true;                  // false while the tensors are replaced by others
+    std::int64_t first_step_ = 0;            // the step at which the recorder's clock was started
     std::int64_t bad_steps_ = 0, bad_steps_in_a_row_ = 0;
     std::optional<double> loss_, val_loss_;  // of the newest step and evaluation
 };

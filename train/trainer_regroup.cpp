@@ -2,12 +2,15 @@
 
 #include <cmath>
 
+#include <gradtile/train/common_state.h>
+#include <gradtile/train/config/optional_json.h>
+#include <gradtile/train/run/resume_point.h>
 #include <gradtile/train/run/shared_start.h>
 #include <gradtile/train/run_recorder.h>
 #include <gradtile/train/step_runner.h>
 
 /// What a Trainer does when another process is lost: new processes take the place of the lost ones, and all
-/// take the newest state that one of them has.
+/// take the newest state that they have in common, or return to the newest checkpoint.
 namespace gradtile {
 namespace {
 
@@ -18,47 +21,118 @@ constexpr const char* finished_key = "finished_step";
 }  // namespace
 
 bool Trainer::survives_losses() const {
-    return group_->can_regroup() && runner_->communicator().can_reconnect() &&
-           !runner_->replica().parallel.is_sharded();
+    return group_->can_regroup() && runner_->communicator().can_reconnect();
 }
 
-/// Collective: finds the first rank with the newest state. A step counts once for its update, and once when
-/// it is evaluated.
-Trainer::Newest Trainer::find_newest() {
-    const std::int64_t own = has_state_ ? 2 * step_ + (unfinished_ ? 0 : 1) : -1;
-    std::int64_t greatest = -1;
-    Newest newest;
-    const std::vector<std::string> positions = group_->all_gather(std::to_string(own));
-    for (std::size_t rank = 0; rank < positions.size(); ++rank)
-        if (const std::int64_t found = std::stoll(positions[rank]); found > greatest) {
-            greatest = found;
-            newest.rank = static_cast<int>(rank);
-        }
-    check(greatest >= 0, "no process has the state of the run");
-    newest.is_own = own == greatest;
-    return newest;
+HeldState Trainer::held_state() const {
+    if (!runner_) return {};
+    const Replica& replica = runner_->replica();
+    HeldState held{.has_settings = true,
+                   .is_sharded = replica.parallel.is_sharded(),
+                   .step = has_state_ ? step_ : -1,
+                   .is_evaluated = !unfinished_};
+    if (replica.shard_copies) replica.shard_copies->describe(held);
+    return held;
 }
 
-/// Collective: makes this process's state that of process `source`. If a process is lost meanwhile, this
-/// process has parts of two states, unless its own was as new.
-void Trainer::take_state(const Newest& newest, const Start& start) {
-    has_state_ = newest.is_own;
-    runner_->replica().share(newest.rank);
-    restore_shared(start);
+/// Collective.
+CommonState Trainer::find_common_state() {
+    held_.clear();
+    for (const std::string& text : group_->all_gather(to_text(held_state())))
+        held_.push_back(held_state_from(text));
+    return newest_common_state(held_, group_->rank());
+}
+
+/// Collective: makes this process's state the common one. If a process is lost meanwhile, this process has
+/// parts of two states, unless its own was as new. `directory`: the run's, in rank 0. Returns up to which
+/// step the metrics are right: a step that was lost or is not complete is recorded again.
+Trainer::Recorded Trainer::take_state(const CommonState& common, const Start& start,
+                                      const RunDirectory* directory) {
+    Replica& replica = runner_->replica();
+    const bool is_sharded = replica.parallel.is_sharded();
+    has_state_ = common.is_own;
+    if (is_sharded) {
+        replica.clear_gradients();
+        recorder_->wait_for_saves();
+        recorder_->report_saves();
+    }
+    if (common.step < 0) {
+        if (replica.shard_copies) replica.shard_copies->clear();
+        restore_shared(start);
+        return_to_checkpoint(directory);
+    } else if (is_sharded) {
+        if (replica.shard_copies) replica.shard_copies->restore(model().ctx, common.step, held_);
+        restore_shared(start);
+        recorder_->set_best_val_loss(optional_of<double>(start.checkpoint->meta, "best_val_loss"));
+        recorder_->forget_saves();
+        recorded_step_ = -1;  // all processes record the step again, because samples and saves need all
+    } else {
+        replica.share(common.rank);
+        restore_shared(start);
+    }
     has_state_ = true;
+    if (common.step < 0) return {step_, pending_evaluation_ ? LastStep::unwritten : LastStep::written};
+    return {finished_ || unfinished_ ? step_ - 1 : step_, LastStep::unsaved};
 }
 
-/// Collective: returns the state of process `source`, without tensors.
-Start Trainer::share_position(int source) const {
+/// Copies the shards of the newest step, if the run keeps copies.
+void Trainer::keep_shard_copies() {
+    if (const auto& copies = runner_->replica().shard_copies) copies->keep(model().ctx, step_);
+}
+
+/// Collective: makes the state that of the newest sound checkpoint, or of the run's start if there is none.
+void Trainer::return_to_checkpoint(const RunDirectory* directory) {
+    std::filesystem::path checkpoint;
+    const Start start = shared_start(*group_, [&] {
+        ResumePoint point = directory ? find_resume_point(*directory, /*restart=*/false) : ResumePoint();
+        for (const std::string& line : point.messages) on_message_(line);
+        if (!point.checkpoint) return Start{};
+        on_message_(concat("the run returns to step ", point.checkpoint->step, ", ", point.path.string()));
+        checkpoint = point.path;
+        return Start{point.path.string(), std::move(point.checkpoint)};
+    });
+    const std::int64_t end = end_;
+    if (start.checkpoint) {
+        restore(*start.checkpoint, start.source);
+        recorder_->resume_from(step_, checkpoint);
+    } else {
+        return_to_start();
+    }
+    if (!clock_) end_ = end;  // --resume may have changed it
+    unfinished_.reset();
+    finished_.reset();
+    recorded_step_ = -1;
+}
+
+/// Collective.
+void Trainer::return_to_start() {
+    take_first_weights(read_first_weights());
+    runner_->replica().clear_optimizer();
+    restore_position(first_position_, "the start of the run");
+    restore_record(first_position_);
+    recorder_->forget_saves();
+}
+
+/// Returns the position with the reports of its step.
+Checkpoint Trainer::shared_position() const {
+    Checkpoint state = position();
+    if (unfinished_) state.meta.set(unfinished_key, to_json(*unfinished_));
+    if (finished_) state.meta.set(finished_key, to_json(*finished_));
+    return state;
+}
+
+/// Collective: returns the common state without tensors.
+Start Trainer::share_position(const CommonState& common) const {
     return shared_start(
         *group_,
         [&] {
-            Checkpoint state = snapshot_without_tensors();
-            if (unfinished_) state.meta.set(unfinished_key, to_json(*unfinished_));
-            if (finished_) state.meta.set(finished_key, to_json(*finished_));
-            return Start{concat("the state of rank ", source), std::move(state)};
+            const bool is_before =
+                common.step >= 0 && held_[static_cast<std::size_t>(common.rank)].step != common.step;
+            Checkpoint state = is_before ? before_step_.value() : shared_position();
+            describe(state);
+            return Start{concat("the state of rank ", common.rank), std::move(state)};
         },
-        source);
+        common.rank);
 }
 
 void Trainer::restore_shared(const Start& start) {
@@ -91,11 +165,16 @@ RunSummary::Reason Trainer::train_in_spite_of_losses(std::int64_t stop_after) {
 /// Continues with new processes in the place of the lost ones, which do the same in their constructor.
 void Trainer::regroup(const RankLost& loss) {
     group_->regroup(loss);
-    const Newest newest = find_newest();
-    const Start start = share_position(newest.rank);
+    const CommonState common = find_common_state();
+    const Start start = share_position(common);
     runner_->communicator().reconnect();
     group_->require_equal("data", data_facts_);
-    take_state(newest, start);
+    const Recorded recorded = take_state(common, start, directory());
+    if (!runner_->replica().parallel.is_sharded()) return;
+    recorder_->return_to(recorded.step, recorded.last);
+    if (common.step >= 0) return;
+    recorder_->restart_clock();
+    first_step_ = step_;
 }
 
 /// Records the newest step if another process has finished it and this one has not.

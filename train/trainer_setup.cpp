@@ -13,6 +13,7 @@
 #include <gradtile/core/version.h>
 #include <gradtile/train/checkpoint/checkpoint_names.h>
 #include <gradtile/train/checkpoint/saved_algorithms.h>
+#include <gradtile/train/common_state.h>
 #include <gradtile/train/config/optional_json.h>
 #include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/data/dataset.h>
@@ -145,23 +146,13 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
     check(config_.adapters.rank == 0 || !config_.init_from.empty() || purpose == Purpose::plan,
           "lora-rank: ", config_.adapters.rank,
           " without init-from; expected the run or checkpoint whose weights the adapters adapt");
-    Start start;
-    if (!config_.init_from.empty())
-        start = shared_start(*group_, [&] {
-            return Start{
-                config_.init_from,
-                merged_adapters(load_checkpoint(config_.init_from, {}, on_message_), config_.init_from)};
-        });
+    const Start start = read_first_weights();
     build(start.checkpoint ? tokenizer_of(*start.checkpoint, start.source) : std::nullopt);
     check_token_ids(config_);
     // Rank 0's paths are saved. Other ranks may have their own file copies.
     make_paths_absolute(config_);
-    if (start.checkpoint) {
-        keep_imported_text(*start.checkpoint, start.source);
-        runner_->replica().start_from(*start.checkpoint, start.source, Seed{config_.seed});
-    } else {
-        runner_->replica().initialize(Seed{config_.seed});
-    }
+    if (start.checkpoint) keep_imported_text(*start.checkpoint, start.source);
+    take_first_weights(start);
     identity_ = group_->broadcast(new_run_identity());
     if (purpose == Purpose::train && !config_.out.empty()) start_in_directory();
 }
@@ -234,24 +225,40 @@ Trainer::Trainer(Replacement, MessageHandler on_message, std::shared_ptr<Process
       recorder_(std::make_unique<RunRecorder>(callbacks_, on_message_)) {
     begun_ = true;
     has_state_ = false;
-    const Newest newest = find_newest();
-    const Start start = share_position(newest.rank);
+    const CommonState common = find_common_state();
+    const Start start = share_position(common);
     const Checkpoint& state = *start.checkpoint;
     apply_json(config_, state.config, start.source);
     identity_ = run_identity_of(state, start.source);
     build(tokenizer_of(state, start.source), state.data[content_key]);
     runner_->replica().model.imported_text = imported_text_of(state, config_.model.vocabulary, start.source);
-    take_state(newest, start);
-    restore_record(state);
-    // The lost process may or may not have recorded the newest step.
-    const bool may_be_recorded = finished_ || unfinished_;
-    if (group_->is_root() && !config_.out.empty())
-        resume_in_directory(RunDirectory::open(config_.out), may_be_recorded ? step_ - 1 : step_,
-                            LastStep::unsaved);
+    std::optional<RunDirectory> directory;
+    if (group_->is_root() && !config_.out.empty()) directory = RunDirectory::open(config_.out);
+    const Recorded recorded = take_state(common, start, directory ? &*directory : nullptr);
+    if (common.step >= 0) restore_record(state);
+    if (directory) resume_in_directory(*std::move(directory), recorded.step, recorded.last);
 }
 
 Trainer::~Trainer() {
     if (directory() != nullptr && !begun_) directory()->discard();
+}
+
+/// Collective: reads the weights that the run starts with, unless they are drawn.
+Start Trainer::read_first_weights() const {
+    if (config_.init_from.empty()) return {};
+    return shared_start(*group_, [&] {
+        return Start{config_.init_from,
+                     merged_adapters(load_checkpoint(config_.init_from, {}, on_message_), config_.init_from)};
+    });
+}
+
+void Trainer::take_first_weights(const Start& start) {
+    const Seed seed{config_.seed};
+    if (start.checkpoint) {
+        runner_->replica().start_from(*start.checkpoint, start.source, seed);
+    } else {
+        runner_->replica().initialize(seed);
+    }
 }
 
 void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& expected_content) {
@@ -262,6 +269,10 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
             .with_deterministic(config_.training.deterministic);
     check_device(config_, ctx.device());
     std::unique_ptr<Communicator> communicator = make_communicator(ctx, *group_);
+    check(config_.shard_copies == 0 || (group_->can_regroup() && communicator->can_reconnect()),
+          "shard-copies: ", config_.shard_copies,
+          "; expected 0, because lost processes are not replaced here; gradtile train --processes replaces "
+          "them, unless --on-loss is stop");
     DatasetOptions options = dataset_options(config_, stories_);
     options.expected_content = expected_content;
     // On the CPU the cores compute the steps meanwhile.
@@ -330,6 +341,7 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
         end_ = static_cast<std::int64_t>(setting_limits::max_steps);
     }
     check_sampling();
+    first_position_ = position();
 }
 
 /// Sets what the memory budget chooses.
@@ -410,16 +422,27 @@ Checkpoint Trainer::part_of_snapshot() const {
 }
 
 Checkpoint Trainer::snapshot_without_tensors() const {
+    Checkpoint checkpoint = position();
+    describe(checkpoint);
+    return checkpoint;
+}
+
+/// Adds what does not change during a run.
+void Trainer::describe(Checkpoint& checkpoint) const {
+    checkpoint.config = to_json(config_);
+    if (model().tokenizer) checkpoint.tokenizer = model().tokenizer->to_json();
+    add_imported_text(checkpoint.data, model().imported_text);
+}
+
+/// Returns what restore_position() and restore_record() read.
+Checkpoint Trainer::position() const {
     Checkpoint checkpoint;
     checkpoint.step = step_;
-    checkpoint.config = to_json(config_);
     JsonValue position = runner_->input().state(), content = data_content_;
     if (stream_)
         content.set("data", stream_->record_at({.epoch = position["epoch"].get<std::int64_t>(),
                                                 .file = position["file"].get<std::int64_t>()}));
     checkpoint.data = JsonValue::object({{"loader", std::move(position)}, {content_key, std::move(content)}});
-    if (model().tokenizer) checkpoint.tokenizer = model().tokenizer->to_json();
-    add_imported_text(checkpoint.data, model().imported_text);
     // Every random number is Philox under a key made from the seed and the step, so there is no other state.
     checkpoint.rng =
         JsonValue::object({{"generator", "philox4x32-10"}, {"seed", config_.seed}, {"step", step_}});
@@ -452,7 +475,7 @@ void Trainer::restore(const Checkpoint& checkpoint, const std::string& source) {
 /// Restores what the recorder knows; restore_position() has checked the checkpoint.
 void Trainer::restore_record(const Checkpoint& checkpoint) {
     recorder_->resume_best_val_loss(optional_of<double>(checkpoint.meta, "best_val_loss"));
-    if (clock_) recorder_->resume_clock(clock_->used() * clock_->budget_seconds());
+    recorder_->resume_clock(clock_ ? clock_->used() * clock_->budget_seconds() : 0.0);
 }
 
 /// Restores everything that is neither a tensor nor the recorder's.

@@ -138,6 +138,7 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
                     .activations = passes.activations,
                     .residuals = passes.residuals,
                     .offloaded_values = request.offload_values ? own_values : 0};
+    plan.shard_copies = static_cast<std::size_t>(request.shard_copies) * part.shard_bytes(request.dtype);
     if (!request.snapshot) return plan;
     // A checkpoint has float32 masters, and frozen parameters need no copy.
     const std::size_t masters = plan.masters > 0 ? part.elements * size_of(DType::f32) : 0;
@@ -221,6 +222,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
     line("gradients", plan.gradients);
     line("activations", plan.activations);
     if (!offloads_optimizer) optimizer_lines();
+    if (plan.shard_copies > 0) line("shard copies", plan.shard_copies);
     line("total", plan.total());
     if (plan.host() > 0) {
         out << "and in host memory, page-locked\n";

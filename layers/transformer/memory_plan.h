@@ -19,6 +19,13 @@ struct OptimizerPart {
     std::size_t state_bytes = 0;   ///< moments, without masters
     std::size_t master_bytes = 4;  ///< of the master of a 16-bit element
     double product_flops = 0.0;    ///< floating-point operations in matrix products
+
+    /// Bytes of a shard: values, masters, moments, and the count of updates.
+    std::size_t shard_bytes(DType values) const {
+        constexpr std::size_t count_bytes = 4;
+        return elements * (size_of(values) + (is_16_bit(values) ? master_bytes : 0)) + state_bytes +
+               count_bytes;
+    }
 };
 
 /// Memory plan inputs.
@@ -40,6 +47,7 @@ struct MemoryRequest {
     bool offload_values = false;     ///< values are in host memory between passes; requires value_slots
     /// How many processes share the masters and optimizer state (ZeRO-1).
     std::int64_t optimizer_shards = 1;
+    std::int64_t shard_copies = 0;  ///< copies of a shard that a process has in memory
     /// Returns the largest part that any process has. Undefined: equal parts, and an optimizer without state.
     std::function<OptimizerPart(const ParameterStore&)> optimizer_part = {};
     /// Gradients in slots: returns hooks for the passes of a dry run, after which `ctx` has allocated the
@@ -67,6 +75,7 @@ struct MemoryPlan {
     std::size_t snapshot = 0;          ///< copy of the state that a checkpoint stores and training changes
     std::size_t residuals = 0;         ///< what blocks save for backward in host memory
     std::size_t offloaded_values = 0;  ///< parameters in host memory: this process's
+    std::size_t shard_copies = 0;
     std::size_t optimizer_state() const { return masters + optimizer + snapshot; }
     /// Host memory of a run that offloads; counts no other memory on the host.
     std::size_t host() const {
@@ -75,7 +84,8 @@ struct MemoryPlan {
     }
     /// The device's memory.
     std::size_t total() const {
-        return values + gradients + activations + (request.offload_optimizer ? 0 : optimizer_state());
+        return values + gradients + activations + shard_copies +
+               (request.offload_optimizer ? 0 : optimizer_state());
     }
 };
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);

@@ -78,6 +78,7 @@ TEST(Settings, ChangeOnAResumeExactlyWhereTheirTraitsSay) {
         {"token-cache", (run.directory / "cache").string()},
         {"device", "auto"},
         {"zero", 1},
+        {"shard-copies", 1},
         {"masters", "split"},
         {"offload", "optimizer"},
         {"save-every", 2},
@@ -112,6 +113,14 @@ TEST(Settings, ChangeOnAResumeExactlyWhereTheirTraitsSay) {
                       }),
                       "checkpoint-parts: true without zero, so that every rank holds all of a checkpoint; "
                       "expected false");
+            return;
+        }
+        if (setting.name == std::string("shard-copies")) {  // it may change, but needs shards
+            EXPECT_EQ(message_of([&] {
+                          Trainer(run.config.out, {.changes = JsonValue::object({{setting.name, 1}})},
+                                  run.on_message);
+                      }),
+                      "shard-copies: 1 without zero, so that every process has the whole state; expected 0");
             return;
         }
         if (setting.name == std::string("offload")) {  // it may change, but needs a GPU

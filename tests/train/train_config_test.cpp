@@ -313,6 +313,8 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
              c.gradient_dtype = TrainDType::bf16;
          },
          "gradient-dtype: \"bf16\" with lora-rank, whose gradients are small; expected f32"},
+        {[](TrainConfig& c) { c.shard_copies = 1; },
+         "shard-copies: 1 without zero, so that every process has the whole state; expected 0"},
     };
     ASSERT_EQ(std::size(examples), refused_combinations().size());
     for (std::size_t i = 0; i < std::size(examples); ++i) {
@@ -378,6 +380,20 @@ TEST(TrainConfig, SettingsThatNeedAGpuAreNamed) {
         EXPECT_NO_THROW(check_device(config, Device::cuda()));
         EXPECT_EQ(message_of([&] { check_device(config, Device::cpu()); }), examples[i].message);
     }
+}
+
+TEST(TrainConfig, SettingsThatNeedACpuAreNamed) {
+    ASSERT_EQ(refused_on_gpu().size(), 1u);
+    TrainConfig config;
+    EXPECT_NO_THROW(check_device(config, Device::cuda()));
+    config.zero = config.shard_copies = 1;
+    EXPECT_NO_THROW(validate(config, 2));
+    EXPECT_NO_THROW(check_device(config, Device::cpu()));
+    EXPECT_EQ(message_of([&] { check_device(config, Device::cuda()); }),
+              concat("shard-copies: 1 on ", Device::cuda(),
+                     "; expected 0, because lost processes are replaced on CPUs only"));
+    EXPECT_EQ(message_of([&] { validate(config); }),
+              "shard-copies: 1 with one process; expected 0, because no other process has a copy");
 }
 
 TEST(TrainConfig, ProcessesThatCannotShareSequencesAreNamed) {

@@ -14,6 +14,7 @@
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/plan/cost_fit.h>
 #include <gradtile/tools/plan/trained_runs.h>
+#include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/memory_choice.h>
 #include <gradtile/train/memory_request.h>
 
@@ -60,6 +61,7 @@ TrainConfig config_of(const Flags& flags) {
                 "prefix: true; the cost model has causal attention only, expected false");
     check_usage(config.device != DeviceChoice::cpu,
                 "device: cpu; expected cuda, because plan predicts GPUs only");
+    rethrow_as_usage_error([&] { check_device(config, Device::cuda()); });
     return config;
 }
 

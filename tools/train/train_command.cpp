@@ -269,17 +269,14 @@ int train(const Flags& flags) {
 }
 
 /// Whether lost processes are replaced. Throws UsageError if --on-loss asks for what is not possible.
-bool replaces_lost_ranks(const Flags& flags, const TrainConfig& config) {
+bool replaces_lost_ranks(const Flags& flags) {
     const std::string& choice = flags.on_loss;
     check_usage(choice.empty() || choice == "continue" || choice == "stop", "--on-loss '", choice,
                 "'; expected continue or stop");
-    if (choice == "continue") {
-        check_usage(flags.group.processes && *flags.group.processes > 1,
-                    "--on-loss continue: expected --processes with 2 or more; other runs stop");
-        check_usage(config.zero == 0, "--on-loss continue: zero is ", config.zero,
-                    "; expected 0, because no other process has a lost process's part of the state");
-    }
-    return flags.group.processes && *flags.group.processes > 1 && config.zero == 0 && choice != "stop";
+    const bool is_possible = flags.group.processes && *flags.group.processes > 1;
+    check_usage(choice != "continue" || is_possible,
+                "--on-loss continue: expected --processes with 2 or more; other runs stop");
+    return is_possible && choice != "stop";
 }
 
 /// Runs as the parent of the training processes.
@@ -293,8 +290,7 @@ int launch_training(const Flags& flags) {
         flags.settings.apply(config);
     }
     Launch launch = make_launch(flags.group, config.device, "--restarts");
-    launch.replaces_lost_ranks =
-        replaces_lost_ranks(flags, flags.resume.empty() ? config : config_of_run(flags));
+    launch.replaces_lost_ranks = replaces_lost_ranks(flags);
     launch.directory = flags.resume.empty() ? config.out : flags.resume;
     if (flags.resume.empty()) rethrow_as_usage_error([&] { validate(config, launch.processes); });
     if (flags.restarts) launch.restarts = checked_count("--restarts", *flags.restarts, 0);
@@ -361,8 +357,8 @@ void add_train(CommandLine& program) {
         [flags](const std::int64_t& n) { flags->restarts = n; });
     command.add_value(
         "--on-loss", flags->on_loss,
-        "with --processes, when a process dies or hangs: continue (default with --zero 0) with a "
-        "new process in its place, or stop");
+        "with --processes, when a process dies or hangs: continue (default) with a new process in its "
+        "place, or stop");
     command.add_switch("--memory", flags->memory, "print the memory plan and stop");
     command.add_switch("--print-config", flags->print_config,
                        "print the settings as JSON (as in config.json) and stop");

@@ -90,6 +90,8 @@ std::span<const RefusedCombination> refused_combinations() {
         {"gradient-dtype",
          [](const TrainConfig& c) { return c.gradient_dtype != TrainDType::f32 && c.adapters.rank > 0; },
          "with lora-rank, whose gradients are small; expected f32"},
+        {"shard-copies", [](const TrainConfig& c) { return c.shard_copies > 0 && c.zero == 0; },
+         "without zero, so that every process has the whole state; expected 0"},
     };
     return list;
 }
@@ -115,9 +117,16 @@ std::span<const RefusedCombination> refused_on_cpu() {
     return list;
 }
 
+std::span<const RefusedCombination> refused_on_gpu() {
+    static constexpr RefusedCombination list[] = {
+        {"shard-copies", [](const TrainConfig& c) { return c.shard_copies > 0; },
+         "expected 0, because lost processes are replaced on CPUs only"},
+    };
+    return list;
+}
+
 void check_device(const TrainConfig& config, Device device) {
-    if (device.is_cuda()) return;
-    for (const RefusedCombination& refused : refused_on_cpu())
+    for (const RefusedCombination& refused : device.is_cuda() ? refused_on_gpu() : refused_on_cpu())
         check(!refused.is_in(config), refused.setting, ": ", to_json(config)[refused.setting], " on ", device,
               "; ", refused.reason);
 }

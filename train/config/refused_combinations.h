@@ -22,8 +22,9 @@ std::span<const RefusedCombination> refused_with_row_ranges();
 /// Throws Error "setting: value with WHAT; expected ..." for the first one that a config has.
 void check_row_ranges(const TrainConfig& config, const char* what);
 
-/// Settings that need a GPU.
+/// Settings that need a GPU, and settings that need a CPU.
 std::span<const RefusedCombination> refused_on_cpu();
+std::span<const RefusedCombination> refused_on_gpu();
 /// Throws Error "setting: value on DEVICE; expected ..." for the first one that a config of a run on this
 /// device has.
 void check_device(const TrainConfig& config, Device device);

@@ -464,6 +464,13 @@ void visit_run_settings(Config& c, Visit& visit) {
                   run, Range{0, 3}, SettingUsers{.plan = true}, may_change},
           c.zero);
     visit(
+        Setting{
+            "shard-copies",
+            "with zero and --processes: 1: each rank keeps a copy of its neighbour's shard, so that a lost "
+            "rank is replaced from memory; 0: from the last checkpoint",
+            run, Range{0, 1}, train_only, may_change},
+        c.shard_copies);
+    visit(
         Setting{"offload",
                 "on a GPU: keep in page-locked host memory the optimizer's state with the masters, the sums "
                 "of gradients, residuals, which blocks save for backward, or the weights; or several, joined "

@@ -114,6 +114,7 @@ struct TrainConfig {
     /// ZeRO level. 1: processes share masters and optimizer state between them; 2: gradients as well
     std::int64_t zero = 0;
     bool checkpoint_parts = false;  ///< each rank writes the part of a checkpoint that it holds (SharedSave)
+    std::int64_t shard_copies = 0;  ///< 1: each process keeps a copy of another one's shard (ShardCopies)
     Offload offload = Offload::none;
 
     /// The settings that apply_json() has overwritten. A memory budget does not change them.

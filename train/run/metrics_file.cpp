@@ -101,6 +101,8 @@ double truncate_to_step(const std::filesystem::path& path, std::int64_t last_ste
 }  // namespace
 
 void LossHistory::add(const StepReport& report) {
+    for (std::vector<Point>* points : {&train, &validation})
+        while (!points->empty() && points->back().step >= report.step) points->pop_back();
     if (std::isfinite(report.loss)) train.push_back({report.step, report.loss});
     if (report.val_loss && std::isfinite(*report.val_loss))
         validation.push_back({report.step, *report.val_loss});

@@ -28,6 +28,8 @@ struct LossHistory {
     };
     std::vector<Point> train, validation;
 
+    /// Replaces the points of this step and of later ones, which a run that returned to an earlier step
+    /// trains again.
     void add(const StepReport& report);
 };
 

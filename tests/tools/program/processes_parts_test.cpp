@@ -1,7 +1,7 @@
 // Processes that all write parts of checkpoints: resumes, kills, full disks and separate disks.
 #include <thread>
 
-#include "processes_fixture.h"
+#include "processes.h"
 
 namespace gradtile::test {
 namespace {

@@ -7,11 +7,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "processes_fixture.h"
+#include "processes.h"
 
 #include <gradtile/train/parallel/internal/socket.h>
-
-#include <support/signal_process.h>
 
 namespace gradtile::test {
 namespace {
@@ -292,145 +290,6 @@ TEST_F(Processes, FullDiskFailsOnlySaves) {
     EXPECT_THAT(full.err, Not(HasSubstr(" was lost ")));
     EXPECT_EQ(steps_of(out).size(), 100u);
     expect_resumable(out);
-}
-
-/// Runs in which ranks are lost and replaced. Each round loses one rank, each rank in its turn.
-class ReplacedRanks : public Processes {
-  protected:
-    void SetUp() override {
-        if (gpus > 0) GTEST_SKIP() << "ranks on GPUs are not replaced";
-        Processes::SetUp();
-    }
-
-    /// The seconds until two more steps are done: one may have been done without the lost rank's help.
-    static double seconds_to_next_step(Program& program, const std::filesystem::path& out,
-                                       std::int64_t steps_before) {
-        const auto since = steady_clock::now();
-        wait_until(program, [&] { return step_lines(out) >= steps_before + 2; });
-        if (!program.running()) throw Error("the run ended: " + program.wait().err);
-        return seconds_since(since);
-    }
-    static std::int64_t step_lines(const std::filesystem::path& out) { return std::ssize(steps_of(out)); }
-
-    /// Trains with two ranks, calls lose(program) after 20 steps, and returns how the run ended.
-    template <class F>
-    Outcome end_of_two_ranks(const std::filesystem::path& out, F&& lose) {
-        ranks_ = 2;
-        Program program = launch(training(out));
-        wait_for_steps(program, out, 20);
-        lose(program);
-        return program.wait();
-    }
-
-    /// Loses one rank in each round, and expects the results of an undisturbed run.
-    void lose_ranks(int signal, double timeout, const Arguments& settings) {
-        extra_settings_ = settings;
-        const std::filesystem::path out = place_ / concat("run", counter_++);
-        Program program = launch(training(out, timeout));
-        wait_for_steps(program, out, 30);
-        double slowest = 0.0;
-        for (int round = 0; round < std::max(fault_rounds, ranks_); ++round) {
-            const std::int64_t before = step_lines(out);
-            wait_for_steps(program, out, steps_done(out) + random_below(30));
-            signal_process(process_of(out, round % ranks_), signal);
-            const double seconds = seconds_to_next_step(program, out, std::max(before, step_lines(out)));
-            slowest = std::max(slowest, seconds);
-            EXPECT_LT(seconds, (signal == SIGSTOP ? timeout : 0.0) + 5.0 + 15.0);
-        }
-        RecordProperty("slowest_seconds", std::to_string(slowest));
-        program.send(SIGTERM);
-        const Outcome outcome = program.wait();
-        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-        EXPECT_THAT(outcome.out, HasSubstr("stopped by "));
-        for (int rank = 0; rank < ranks_; ++rank)
-            EXPECT_THAT(outcome.err,
-                        ContainsRegex(concat("rank ", rank, " was lost at step [0-9]+ \\(.*\\).*; ",
-                                             "the run continues with a new process\n")));
-        expect_resumable(out);
-    }
-};
-
-TEST_F(ReplacedRanks, KilledOnesCostNoStep) {
-    const std::vector<Arguments> settings = {{"--eval-every", "7"},
-                                             {"--eval-every", "3", "--optimizer", "muon"},
-                                             {"--dtype", "bf16", "--micro-batch", "1"}};
-    for (int ranks = 2; ranks <= 4; ++ranks) {
-        ranks_ = fault_processes > 0 ? fault_processes : ranks;
-        lose_ranks(SIGKILL, 60.0, settings[static_cast<std::size_t>(ranks - 2)]);
-        if (fault_processes > 0) break;
-    }
-}
-
-TEST_F(ReplacedRanks, HangingOnesCostNoStep) {
-    ranks_ = fault_processes > 0 ? fault_processes : 2;
-    lose_ranks(SIGSTOP, /*timeout=*/5.0, {"--eval-every", "7"});
-}
-
-TEST_F(ReplacedRanks, MayBeSeveralAtOnce) {
-    ranks_ = 4;
-    const std::filesystem::path out = place_ / "run";
-    Program program = launch(training(out));
-    for (const auto& [first, second] : {std::pair{0, 1}, {2, 3}, {0, 3}}) {
-        wait_for_steps(program, out, steps_done(out) + 20);
-        const std::int64_t before = step_lines(out);
-        for (const int rank : {first, second}) signal_process(process_of(out, rank), SIGKILL);
-        EXPECT_LT(seconds_to_next_step(program, out, before), 5.0 + 15.0);
-    }
-    program.send(SIGTERM);
-    EXPECT_EQ(program.wait().exit_code, 0);
-    expect_resumable(out);
-}
-
-/// A process that dies again and again does not keep the run busy for ever.
-TEST_F(ReplacedRanks, EndTheRunWhenTheyAreLostWithoutAStepBetween) {
-    const std::filesystem::path out = place_ / "run";
-    const Outcome outcome = end_of_two_ranks(out, [&](Program& program) {
-        const auto since = steady_clock::now();
-        for (pid_t killed = -1; program.running() && seconds_since(since) < 60.0;) {
-            const pid_t process = process_of(out, 1);
-            if (process > 0 && process != killed) signal_process(killed = process, SIGKILL);
-        }
-    });
-    EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
-    EXPECT_THAT(outcome.err, HasSubstr("ranks were lost 6 times without a step between; the run ends\n"));
-    expect_resumable(out);
-}
-
-/// An error is not a loss: the data of a replaced rank differs.
-TEST_F(ReplacedRanks, EndTheRunWithTheirError) {
-    const std::filesystem::path out = place_ / "run";
-    const Outcome outcome = end_of_two_ranks(out, [&](const Program&) {
-        const std::string text = contents_of(stories_);
-        place_.write(std::filesystem::path(stories_).filename().string(), text + text);
-        signal_process(process_of(out, 1), SIGKILL);
-    });
-    EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
-    EXPECT_THAT(outcome.err, HasSubstr("rank 1: "));
-}
-
-TEST_F(ReplacedRanks, AreOffOnRequestAndWithAShardedState) {
-    for (const Arguments& settings : {Arguments{"--on-loss", "stop"}, {"--zero", "1"}, {"--zero", "3"}}) {
-        extra_settings_ = settings;
-        const std::filesystem::path out = place_ / (settings[0] + settings[1]);
-        Program program = launch(training(out));
-        wait_for_steps(program, out, 20);
-        signal_process(process_of(out, 1), SIGKILL);
-        const Outcome outcome = program.wait();
-        EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
-        expect_victim_named(outcome, 1);
-    }
-}
-
-TEST_F(ReplacedRanks, AreRefusedByName) {
-    const Arguments settings = training(place_ / "run") + Arguments{"--on-loss", "continue"};
-    expect_refused(run(settings), {"--on-loss: needs --processes"});
-    expect_refused(run(settings + Arguments{"--processes", "1"}),
-                   {"--on-loss continue: expected --processes"});
-    for (const char* zero : {"1", "2", "3"})
-        expect_refused(run(settings + Arguments{"--processes", "3", "--zero", zero}),
-                       {concat("--on-loss continue: zero is ", zero, "; expected 0")});
-    expect_refused(run(settings + Arguments{"--processes", "3", "--on-loss", "maybe"}),
-                   {"--on-loss 'maybe'; expected continue or stop"});
 }
 
 TEST_F(Processes, RestartsAfterAProcessWasKilled) {

@@ -491,6 +491,36 @@ TEST(DataParallel, AllocatesThePlannedGradientsInBfloat16) {
             }
 }
 
+/// A process also has memory for the piece of a shard that it sends.
+TEST(DataParallel, AllocatesTheCopiesOfShardsThatTheMemoryPlanHas) {
+    TrainConfig config;
+    config.model = {.layers = 3, .heads = 2, .width = 64, .context = 16, .vocabulary = 101};
+    config.batch = 4;
+    config.micro_batch = 1;
+    for (const OptimizerKind optimizer : {kind_of<AdamWSettings>, kind_of<MuonSettings>})
+        for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16})
+            for (const MomentFormat moments : {MomentFormat::f32, MomentFormat::int8})
+                for (config.zero = 1; config.zero <= 3; ++config.zero) {
+                    config.optimizer = optimizer;
+                    config.dtype = dtype;
+                    config.moment_dtype = moments;
+                    const auto plan_of = [&](std::int64_t copies) {
+                        config.shard_copies = copies;
+                        return plan_memory(Context(Device::cpu(), 1),
+                                           memory_request(config, Device::cpu(), 2));
+                    };
+                    const MemoryPlan without = plan_of(0), with = plan_of(1);
+                    EXPECT_EQ(without.shard_copies, 0U);
+                    EXPECT_EQ(with.total() - without.total(), with.shard_copies);
+                    config.shard_copies = 0;
+                    const ReplicaBytes bytes_without(config);
+                    config.shard_copies = 1;
+                    const ReplicaBytes bytes_with(config);
+                    EXPECT_EQ(bytes_with.allocated - bytes_without.allocated,
+                              with.shard_copies + with.shard_copies / 3);
+                }
+}
+
 /// The gradients of a small model in a single process, after a micro-step for each of `tokens`, of which all
 /// tokens of its sequences are.
 std::vector<double> gradients_after(const std::vector<int>& tokens_of_micro_steps,

@@ -1,6 +1,5 @@
 #pragma once
-/// Runs of several processes that tests kill, stop and signal: on the CPU through mpirun and through
-/// gradtile's launcher, or with GRADTILE_FAULT_GPUS=N on N GPUs of this host.
+/// Training runs of several processes that a test interrupts.
 #include <csignal>
 #include <random>
 
@@ -26,14 +25,11 @@ inline int number_in_environment(const char* name, int otherwise) {
 inline const int fault_rounds = number_in_environment("GRADTILE_FAULT_ROUNDS", 2);
 inline const int gpus = number_in_environment("GRADTILE_FAULT_GPUS", 0);
 
-// Processes in the tests of lost ranks; 0: 2 to 4 in turn.
-inline const int fault_processes = number_in_environment("GRADTILE_FAULT_PROCESSES", 0);
-
 class Processes : public testing::Test {
   protected:
     void SetUp() override {
         options_.without_gpu = gpus == 0;
-        if (gpus == 0) {
+        if (gpus == 0 && uses_mpirun_) {
             if (!mpi::is_available()) GTEST_SKIP() << "no MPI here";
             if (std::system("command -v mpirun >/dev/null 2>&1") != 0)
                 GTEST_SKIP() << "mpirun is not in PATH";
@@ -61,9 +57,9 @@ class Processes : public testing::Test {
         return Program(arguments + Arguments{gpus > 0 ? "--gpus" : "--processes", std::to_string(ranks_)},
                        options_);
     }
-    /// Starts the processes with mpirun on the CPU, with gradtile's launcher on GPUs.
+    /// Starts the processes with mpirun on the CPU if uses_mpirun_, otherwise with gradtile's launcher.
     Program start(const Arguments& arguments) const {
-        if (gpus > 0) return launch(arguments);
+        if (gpus > 0 || !uses_mpirun_) return launch(arguments);
         ProcessOptions options = options_;
         options.prefix = {"mpirun", "-np", std::to_string(ranks_)};
         if (directory_per_rank_)
@@ -137,7 +133,7 @@ class Processes : public testing::Test {
     TemporaryDirectory place_;
     ProcessOptions options_;
     std::string stories_;
-    bool directory_per_rank_ = false;
+    bool uses_mpirun_ = true, directory_per_rank_ = false;
     Arguments extra_settings_;
     std::mt19937 random_{std::random_device{}()};
     int counter_ = 0;

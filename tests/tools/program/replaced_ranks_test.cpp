@@ -1,0 +1,305 @@
+// Runs on the CPU in which ranks are lost and replaced. One command repeats the losses with other settings:
+//
+//     GRADTILE_FAULT_PROCESSES=8 GRADTILE_FAULT_ROUNDS=50 GRADTILE_FAULT_SETTINGS="--zero 2 --shard-copies 1"
+//         processes_test --gtest_filter='ReplacedRanks.*CostNoStep'
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <regex>
+#include <sstream>
+
+#include "processes.h"
+
+namespace gradtile::test {
+namespace {
+
+using std::chrono::steady_clock;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::Not;
+
+// Processes in the tests whose names end with CostNoStep; 0: 2 to 4 in turn.
+const int fault_processes = number_in_environment("GRADTILE_FAULT_PROCESSES", 0);
+
+/// Settings to use in these tests instead of the tests' own; empty: none.
+Arguments fault_settings() {
+    const char* const text = std::getenv("GRADTILE_FAULT_SETTINGS");
+    std::istringstream words(text != nullptr ? text : "");
+    return Arguments(std::istream_iterator<std::string>(words), {});
+}
+
+bool is_sharded(const Arguments& settings) {
+    return std::ranges::find(settings, "--zero") != settings.end();
+}
+bool has_copies(const Arguments& settings) {
+    return std::ranges::find(settings, "--shard-copies") != settings.end();
+}
+
+class ReplacedRanks : public Processes {
+  protected:
+    void SetUp() override {
+        if (gpus > 0) GTEST_SKIP() << "ranks on GPUs are not replaced";
+        uses_mpirun_ = false;
+        Processes::SetUp();
+    }
+
+    static std::int64_t step_lines(const std::filesystem::path& out) { return std::ssize(steps_of(out)); }
+    static ino_t metrics_inode(const std::filesystem::path& out) {
+        struct stat status {};
+        return ::stat((out / "metrics.jsonl").c_str(), &status) == 0 ? status.st_ino : 0;
+    }
+
+    /// Calls lose() and returns the seconds until the next step. Without shards one step may be done without
+    /// the lost rank's help. With shards rank 0 replaces the metrics before the first step.
+    template <class F>
+    double seconds_to_next_step(Program& program, const std::filesystem::path& out, F&& lose) const {
+        const auto next_step_is_done = [&, before = step_lines(out), inode = metrics_inode(out),
+                                        again = std::int64_t{-1}]() mutable {
+            if (!is_sharded(extra_settings_)) return step_lines(out) >= before + 2;
+            if (metrics_inode(out) == inode) return false;
+            if (again < 0) again = step_lines(out);
+            return step_lines(out) > again;
+        };
+        const auto since = steady_clock::now();
+        lose();
+        wait_until(program, next_step_is_done);
+        if (!program.running()) throw Error("the run ended: " + program.wait().err);
+        return seconds_since(since);
+    }
+
+    Outcome stop(Program& program) {
+        program.send(SIGTERM);
+        Outcome outcome = program.wait();
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+        EXPECT_THAT(outcome.out, HasSubstr("stopped by "));
+        return outcome;
+    }
+
+    /// Trains with two ranks, calls lose(program) after 20 steps, and returns how the run ended.
+    template <class F>
+    Outcome end_of_two_ranks(const std::filesystem::path& out, F&& lose) {
+        ranks_ = 2;
+        Program program = launch(training(out));
+        wait_for_steps(program, out, 20);
+        lose(program);
+        return program.wait();
+    }
+
+    /// Loses one rank in each round, each rank in its turn, and expects the results of an undisturbed run.
+    void lose_ranks(int signal, double timeout, const Arguments& settings) {
+        extra_settings_ = settings;
+        const std::filesystem::path out = place_ / concat("run", counter_++);
+        Program program = launch(training(out, timeout));
+        wait_for_steps(program, out, 30);
+        std::vector<double> times;
+        std::int64_t newest = 0;
+        for (int round = 0; round < std::max(fault_rounds, ranks_); ++round) {
+            newest = std::max(newest, step_lines(out));
+            wait_until(program,
+                       [&, wanted = newest + 1 + random_below(30)] { return step_lines(out) >= wanted; });
+            newest = step_lines(out);
+            times.push_back(seconds_to_next_step(
+                program, out, [&] { signal_process(process_of(out, round % ranks_), signal); }));
+            EXPECT_LT(times.back(), (signal == SIGSTOP ? timeout : 0.0) + 5.0 + 15.0);
+        }
+        const Outcome outcome = stop(program);
+        for (int rank = 0; rank < ranks_; ++rank)
+            EXPECT_THAT(outcome.err,
+                        ContainsRegex(concat("rank ", rank, " was lost at step [0-9]+ \\(.*\\).*; ",
+                                             "the run continues with a new process\n")));
+        if (has_copies(settings)) {
+            EXPECT_THAT(outcome.err, Not(HasSubstr("the run returns to step ")));
+        }
+        expect_resumable(out);
+        std::ranges::sort(times);
+        std::printf(
+            "%d processes%s, %zu losses by signal %d: next step after %.2f s (median), %.2f s (slowest)\n",
+            ranks_, join(settings).c_str(), times.size(), signal, times[times.size() / 2], times.back());
+    }
+
+    static std::string join(const Arguments& settings) {
+        std::string text;
+        for (const std::string& word : settings) text += " " + word;
+        return text;
+    }
+};
+
+TEST_F(ReplacedRanks, KilledOnesCostNoStep) {
+    std::vector<Arguments> settings = {
+        {"--eval-every", "7"},
+        {"--eval-every", "3", "--optimizer", "muon"},
+        {"--dtype", "bf16", "--micro-batch", "1"},
+        {"--eval-every", "7", "--zero", "1"},
+        {"--dtype", "bf16", "--micro-batch", "1", "--zero", "2", "--shard-copies", "1"},
+        {"--eval-every", "3", "--optimizer", "muon", "--zero", "3", "--shard-copies", "1"}};
+    if (const Arguments given = fault_settings(); !given.empty()) settings = {given};
+    for (std::size_t i = 0; i < settings.size(); ++i) {
+        ranks_ = fault_processes > 0 ? fault_processes : 2 + static_cast<int>(i % 3);
+        lose_ranks(SIGKILL, 60.0, settings[i]);
+    }
+}
+
+TEST_F(ReplacedRanks, HangingOnesCostNoStep) {
+    std::vector<Arguments> settings = {{"--eval-every", "7"}, {"--zero", "2", "--shard-copies", "1"}};
+    if (const Arguments given = fault_settings(); !given.empty()) settings = {given};
+    for (const Arguments& chosen : settings) {
+        ranks_ = fault_processes > 0 ? fault_processes : 2;
+        lose_ranks(SIGSTOP, /*timeout=*/5.0, chosen);
+    }
+}
+
+/// A rank is lost at any place of a step, of a save, of an evaluation or of an exchange of copies.
+TEST_F(ReplacedRanks, MayBeLostInAnyExchange) {
+    const Arguments end = {"--steps", "12", "--save-every", "4", "--eval-every", "3", "--sample-every", "5"};
+    std::map<std::string, int> operations;
+    const auto train = [&](const std::filesystem::path& out, const std::string& place) {
+        const ProcessOptions before = options_;
+        options_.environment.emplace_back("LD_PRELOAD", GRADTILE_SIGNAL_AT_SEND_MODULE);
+        options_.environment.emplace_back("GRADTILE_SIGNAL_AT_SEND", place);
+        const Outcome outcome = launch(training(out, /*timeout=*/5.0) + end).wait();
+        options_ = before;
+        return outcome;
+    };
+    for (const char* const zero : {"1", "2", "3"})
+        for (const char* const copies : {"0", "1"}) {
+            extra_settings_ = {"--zero", zero, "--shard-copies", copies};
+            const std::filesystem::path straight = place_ / concat("straight", zero, copies);
+            ASSERT_EQ(train(straight, "-1:0:0").exit_code, 0);
+            for (int round = 0; round < 4 * fault_rounds; ++round) {
+                const int signal = round % 4 == 3 ? SIGSTOP : SIGKILL;
+                const std::string place = concat(round % ranks_, ':', signal, ':', 2 + random_below(600));
+                SCOPED_TRACE(concat(join(extra_settings_), " at ", place));
+                const std::filesystem::path out = place_ / concat("run", counter_++);
+                const Outcome outcome = train(out, place);
+                EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+                EXPECT_EQ(tensors_of(out), tensors_of(straight)) << outcome.err;
+                EXPECT_EQ(steps_of(out), steps_of(straight)) << outcome.err;
+                if (copies[0] == '1') {
+                    EXPECT_THAT(outcome.err, Not(HasSubstr("the run returns to step ")));
+                }
+                std::smatch found;
+                const bool was_lost =
+                    std::regex_search(outcome.err, found, std::regex("waited for it in ([^;]*);"));
+                ++operations[was_lost ? found[1].str() : outcome.err.empty() ? "no loss" : "no wait"];
+            }
+        }
+    for (const auto& [operation, count] : operations)
+        std::printf("lost in %s: %d\n", operation.c_str(), count);
+}
+
+TEST_F(ReplacedRanks, MayBeSeveralAtOnce) {
+    ranks_ = 4;
+    for (const Arguments& settings : {Arguments{},
+                                      {"--zero", "1"},
+                                      {"--zero", "2", "--shard-copies", "1"},
+                                      {"--zero", "3", "--shard-copies", "1"}}) {
+        extra_settings_ = settings;
+        const std::filesystem::path out = place_ / concat("run", counter_++);
+        Program program = launch(training(out));
+        for (const std::pair<int, int>& lost : {std::pair{0, 2}, {1, 3}, {0, 1}, {2, 3}, {0, 3}}) {
+            if (has_copies(settings) && lost.first + 2 != lost.second)
+                continue;  // they lose a shard and its copy
+            wait_for_steps(program, out, steps_done(out) + 20);
+            EXPECT_LT(seconds_to_next_step(program, out,
+                                           [&] {
+                                               for (const int rank : {lost.first, lost.second})
+                                                   signal_process(process_of(out, rank), SIGKILL);
+                                           }),
+                      5.0 + 15.0);
+        }
+        const Outcome outcome = stop(program);
+        if (has_copies(settings)) {
+            EXPECT_THAT(outcome.err, Not(HasSubstr("the run returns to step ")));
+        }
+        expect_resumable(out);
+    }
+}
+
+/// A process is lost together with the one that has the copy of its shard.
+TEST_F(ReplacedRanks, ReturnToTheCheckpointWithoutACopy) {
+    ranks_ = 4;
+    extra_settings_ = {"--zero", "1", "--shard-copies", "1"};
+    const std::filesystem::path out = place_ / "run";
+    Program program = launch(training(out));
+    for (const std::pair<int, int>& lost : {std::pair{1, 2}, {0, 3}}) {
+        wait_for_steps(program, out, steps_done(out) + 20);
+        seconds_to_next_step(program, out, [&] {
+            for (const int rank : {lost.first, lost.second}) signal_process(process_of(out, rank), SIGSTOP);
+            for (const int rank : {lost.first, lost.second}) signal_process(process_of(out, rank), SIGKILL);
+        });
+    }
+    EXPECT_THAT(stop(program).err, ContainsRegex("the run returns to step [0-9]+, .*\\.h5\n"));
+    expect_resumable(out);
+}
+
+TEST_F(ReplacedRanks, ReturnToTheStartBeforeTheFirstCheckpoint) {
+    extra_settings_ = {"--zero", "3", "--save-every", "0"};
+    const std::filesystem::path out = place_ / "run";
+    Program program = launch(training(out));
+    for (const int rank : {1, 0}) {
+        wait_until(program, [&] { return steps_done(out) >= 20; });
+        seconds_to_next_step(program, out, [&] { signal_process(process_of(out, rank), SIGKILL); });
+    }
+    EXPECT_THAT(stop(program).err, HasSubstr("no checkpoint was saved yet"));
+    expect_resumable(out);
+}
+
+/// A process that dies again and again does not keep the run busy for ever.
+TEST_F(ReplacedRanks, EndTheRunWhenTheyAreLostWithoutAStepBetween) {
+    const std::filesystem::path out = place_ / "run";
+    const Outcome outcome = end_of_two_ranks(out, [&](Program& program) {
+        const auto since = steady_clock::now();
+        for (pid_t killed = -1; program.running() && seconds_since(since) < 60.0;) {
+            const pid_t process = process_of(out, 1);
+            if (process > 0 && process != killed) signal_process(killed = process, SIGKILL);
+        }
+    });
+    EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
+    EXPECT_THAT(outcome.err, HasSubstr("ranks were lost 6 times without a step between; the run ends\n"));
+    expect_resumable(out);
+}
+
+/// An error is not a loss: the data of a replaced rank differs.
+TEST_F(ReplacedRanks, EndTheRunWithTheirError) {
+    const std::filesystem::path out = place_ / "run";
+    const Outcome outcome = end_of_two_ranks(out, [&](const Program&) {
+        const std::string text = contents_of(stories_);
+        place_.write(std::filesystem::path(stories_).filename().string(), text + text);
+        signal_process(process_of(out, 1), SIGKILL);
+    });
+    EXPECT_EQ(outcome.exit_code, 1) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr("rank 1: "));
+}
+
+TEST_F(ReplacedRanks, AreOffOnRequest) {
+    extra_settings_ = {"--on-loss", "stop", "--zero", "1"};
+    const Outcome outcome = end_of_two_ranks(
+        place_ / "run", [&](const Program&) { signal_process(process_of(place_ / "run", 1), SIGKILL); });
+    EXPECT_EQ(outcome.exit_code, 128 + SIGKILL);
+    expect_victim_named(outcome, 1);
+}
+
+TEST_F(ReplacedRanks, AreRefusedByName) {
+    const Arguments settings = training(place_ / "run") + Arguments{"--on-loss", "continue"};
+    expect_refused(run(settings), {"--on-loss: needs --processes"});
+    expect_refused(run(settings + Arguments{"--processes", "1"}),
+                   {"--on-loss continue: expected --processes"});
+    expect_refused(run(settings + Arguments{"--processes", "3", "--on-loss", "maybe"}),
+                   {"--on-loss 'maybe'; expected continue or stop"});
+}
+
+TEST_F(ReplacedRanks, CopiesOfShardsAreRefusedByName) {
+    const Arguments settings = training(place_ / "run") + Arguments{"--shard-copies", "1"};
+    const Arguments processes = {"--processes", "3"}, sharded = {"--zero", "1"};
+    expect_refused(run(settings + processes), {"shard-copies: 1 without zero", "expected 0"});
+    expect_refused(run(settings + sharded), {"shard-copies: 1 with one process", "expected 0"});
+    expect_refused(run(settings + processes + sharded + Arguments{"--on-loss", "stop"}),
+                   {"shard-copies: 1; expected 0, because lost processes are not replaced here"});
+    expect_refused(run(settings + processes + sharded + Arguments{"--shard-copies", "2"}),
+                   {"shard-copies", "2", "expected 0 to 1"});
+}
+
+}  // namespace
+}  // namespace gradtile::test
