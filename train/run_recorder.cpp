@@ -67,6 +67,10 @@ void RunRecorder::wait_for_saves() {
     }
 }
 
+void RunRecorder::abandon_parts() {
+    if (output_.shared) output_.shared->abandon();
+}
+
 /// The save of a checkpoint with the lowest loss ended: best.h5 is this checkpoint, or still an earlier one.
 void RunRecorder::settle_best(const SaveReport& report) {
     const double loss = pending_best_losses_.extract(report.step).mapped();

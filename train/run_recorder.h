@@ -71,6 +71,8 @@ class RunRecorder {
     /// Starts to save a step in parts; see SharedSave::start().
     void save_part(Checkpoint part, Checkpoint main, std::vector<TensorInfo> tensors, bool best);
     void wait_for_saves();
+    /// Not collective: see SharedSave::abandon().
+    void abandon_parts();
     /// Reports the saves that ended.
     void report_saves();
     /// Calls on_save.

@@ -195,6 +195,7 @@ class Trainer {
     void choose_document_token(const Dataset& dataset);
     Packing packing_of_data(const Dataset& dataset) const;
     bool saves_parts() const;
+    void count_parts(const Checkpoint& part);
     RunOutput prepare_saves(const std::filesystem::path& checkpoints);
     void start_in_directory();
     Start read_first_weights() const;

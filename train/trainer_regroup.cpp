@@ -53,6 +53,7 @@ Trainer::Recorded Trainer::take_state(const CommonState& common, const Start& st
     has_state_ = common.is_own;
     if (is_sharded) {
         replica.clear_gradients();
+        recorder_->abandon_parts();
         recorder_->wait_for_saves();
         recorder_->report_saves();
     }
@@ -171,6 +172,10 @@ void Trainer::regroup(const RankLost& loss) {
     group_->require_equal("data", data_facts_);
     const Recorded recorded = take_state(common, start, directory());
     if (!runner_->replica().parallel.is_sharded()) return;
+    if (recorder_->saves_parts()) {  // as the new processes do, in resume_in_directory()
+        count_parts(part_of_snapshot());
+        require_shared_directory(*group_, RunDirectory::checkpoints_of(config_.out));
+    }
     recorder_->return_to(recorded.step, recorded.last);
     if (common.step >= 0) return;
     recorder_->restart_clock();

@@ -11,6 +11,13 @@ bool Trainer::saves_parts() const {
     return config_.checkpoint_parts && runner_->replica().parallel.is_sharded();
 }
 
+/// Collective: sets save_bytes_ from this rank's part and the others'.
+void Trainer::count_parts(const Checkpoint& part) {
+    save_bytes_ = 0;
+    for (const std::string& bytes : group_->all_gather(concat(checkpoint_bytes(part))))
+        save_bytes_ += std::stoull(bytes);
+}
+
 /// Makes the writer of checkpoints, with memory for them, and sets save_bytes_. Collective if ranks write
 /// parts.
 RunOutput Trainer::prepare_saves(const std::filesystem::path& checkpoints) {
@@ -24,9 +31,7 @@ RunOutput Trainer::prepare_saves(const std::filesystem::path& checkpoints) {
         output.shared = std::make_unique<SharedSave>(*group_, *output.writer);
         const Checkpoint part = part_of_snapshot();
         output.writer->reserve(part);
-        save_bytes_ = 0;
-        for (const std::string& bytes : group_->all_gather(concat(checkpoint_bytes(part))))
-            save_bytes_ += std::stoull(bytes);
+        count_parts(part);
         return output;
     }
     Replica& replica = runner_->replica();

@@ -236,7 +236,7 @@ Trainer::Trainer(Replacement, MessageHandler on_message, std::shared_ptr<Process
     if (group_->is_root() && !config_.out.empty()) directory = RunDirectory::open(config_.out);
     const Recorded recorded = take_state(common, start, directory ? &*directory : nullptr);
     if (common.step >= 0) restore_record(state);
-    if (directory) resume_in_directory(*std::move(directory), recorded.step, recorded.last);
+    if (!config_.out.empty()) resume_in_directory(std::move(directory), recorded.step, recorded.last);
 }
 
 Trainer::~Trainer() {

@@ -77,6 +77,19 @@ void SharedSave::finish() {
     writer_.wait();
 }
 
+void SharedSave::abandon() {
+    if (!pending_) return;
+    writer_.wait();
+    (void)writer_.poll();  // this rank's part
+    const Pending ended = *std::exchange(pending_, std::nullopt);
+    if (!group_.is_root()) return;
+    const std::filesystem::path path = writer_.directory().path_of(ended.main);
+    fail({.step = ended.main.step,
+          .path = path,
+          .best = ended.best,
+          .message = concat("checkpoint ", path.string(), ": not saved, because a rank was lost")});
+}
+
 std::vector<SaveReport> SharedSave::poll() {
     if (group_.is_root() && !pending_)
         for (SaveReport& report : writer_.poll()) {

@@ -28,6 +28,9 @@ class SharedSave {
     /// Waits for the save. poll() then returns its result.
     void finish();
 
+    /// Not collective: gives up a save whose main file is not being written yet, after the loss of a rank.
+    void abandon();
+
     /// Returns the saves that ended since the last call; those of rank 0 only.
     std::vector<SaveReport> poll();
 

@@ -133,6 +133,7 @@ TEST_F(ReplacedRanks, KilledOnesCostNoStep) {
         {"--dtype", "bf16", "--micro-batch", "1"},
         {"--eval-every", "7", "--zero", "1"},
         {"--dtype", "bf16", "--micro-batch", "1", "--zero", "2", "--shard-copies", "1"},
+        {"--eval-every", "7", "--zero", "3", "--checkpoint-parts"},
         {"--eval-every", "3", "--optimizer", "muon", "--zero", "3", "--shard-copies", "1"}};
     if (const Arguments given = fault_settings(); !given.empty()) settings = {given};
     for (std::size_t i = 0; i < settings.size(); ++i) {
@@ -164,10 +165,13 @@ TEST_F(ReplacedRanks, MayBeLostInAnyExchange) {
     };
     for (const char* const zero : {"1", "2", "3"})
         for (const char* const copies : {"0", "1"}) {
-            extra_settings_ = {"--zero", zero, "--shard-copies", copies};
+            const Arguments settings = {"--zero", zero, "--shard-copies", copies};
+            extra_settings_ = settings;
             const std::filesystem::path straight = place_ / concat("straight", zero, copies);
             ASSERT_EQ(train(straight, "-1:0:0").exit_code, 0);
             for (int round = 0; round < 4 * fault_rounds; ++round) {
+                extra_settings_ = settings;
+                if (round % 2 == 1) extra_settings_.push_back("--checkpoint-parts");
                 const int signal = round % 4 == 3 ? SIGSTOP : SIGKILL;
                 const std::string place = concat(round % ranks_, ':', signal, ':', 2 + random_below(600));
                 SCOPED_TRACE(concat(join(extra_settings_), " at ", place));
