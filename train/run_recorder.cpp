@@ -68,7 +68,11 @@ void RunRecorder::wait_for_saves() {
 }
 
 void RunRecorder::abandon_parts() {
-    if (output_.shared) output_.shared->abandon();
+    if (!output_.shared) return;
+    const std::optional<SaveReport> report = output_.shared->abandon();
+    if (!report) return;
+    on_message_(report->message);
+    if (report->best) settle_best(*report);
 }
 
 /// The save of a checkpoint with the lowest loss ended: best.h5 is this checkpoint, or still an earlier one.

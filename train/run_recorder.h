@@ -71,7 +71,8 @@ class RunRecorder {
     /// Starts to save a step in parts; see SharedSave::start().
     void save_part(Checkpoint part, Checkpoint main, std::vector<TensorInfo> tensors, bool best);
     void wait_for_saves();
-    /// Not collective: see SharedSave::abandon().
+    /// Not collective: see SharedSave::abandon(). The metrics do not call such a save failed: no disk was at
+    /// fault.
     void abandon_parts();
     /// Reports the saves that ended.
     void report_saves();

@@ -77,17 +77,20 @@ void SharedSave::finish() {
     writer_.wait();
 }
 
-void SharedSave::abandon() {
-    if (!pending_) return;
+std::optional<SaveReport> SharedSave::abandon() {
+    if (!pending_) return std::nullopt;
     writer_.wait();
     (void)writer_.poll();  // this rank's part
     const Pending ended = *std::exchange(pending_, std::nullopt);
-    if (!group_.is_root()) return;
+    if (!group_.is_root()) return std::nullopt;
     const std::filesystem::path path = writer_.directory().path_of(ended.main);
-    fail({.step = ended.main.step,
-          .path = path,
-          .best = ended.best,
-          .message = concat("checkpoint ", path.string(), ": not saved, because a rank was lost")});
+    SaveReport report{
+        .step = ended.main.step,
+        .path = path,
+        .best = ended.best,
+        .message = concat("checkpoint ", path.string(), ": not saved, because a rank was lost")};
+    remove_parts(report);
+    return report;
 }
 
 std::vector<SaveReport> SharedSave::poll() {
@@ -103,13 +106,17 @@ std::vector<SaveReport> SharedSave::poll() {
     return std::exchange(reports_, {});
 }
 
-/// Reports a failed save, and removes its parts.
-void SharedSave::fail(SaveReport report) {
+/// Removes the parts of a save that has failed.
+void SharedSave::remove_parts(SaveReport& failed) const {
     try {
         writer_.directory().remove_unlisted_parts();
     } catch (const Error& error) {
-        report.message += concat("; its parts remain: ", error.what());
+        failed.message += concat("; its parts remain: ", error.what());
     }
+}
+
+void SharedSave::fail(SaveReport report) {
+    remove_parts(report);
     reports_.push_back(std::move(report));
 }
 

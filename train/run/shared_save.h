@@ -29,7 +29,8 @@ class SharedSave {
     void finish();
 
     /// Not collective: gives up a save whose main file is not being written yet, after the loss of a rank.
-    void abandon();
+    /// Returns this save in rank 0.
+    std::optional<SaveReport> abandon();
 
     /// Returns the saves that ended since the last call; those of rank 0 only.
     std::vector<SaveReport> poll();
@@ -42,6 +43,7 @@ class SharedSave {
         std::optional<SaveReport> written = {};  // the result of this rank's part, once it has ended
     };
     std::string status();
+    void remove_parts(SaveReport& failed) const;
     void fail(SaveReport report);
 
     ProcessGroup& group_;
