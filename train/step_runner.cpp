@@ -104,8 +104,8 @@ StepRunner::Outcome StepRunner::compute_step(const Context& ctx, const StepShape
         const Batch batch = shared_.part_of(ctx, input_.micro_batch(shape, micro_step));
         const std::int64_t first_sample =
             (micro_step * shared_.groups() + shared_.group()) * batch.tokens.size(0);
-        const BackwardHooks sums =
-            parallel.start_micro_step(ctx, micro_step, micro_steps, input_.seed_tensor());
+        const BackwardHooks sums = parallel.start_micro_step(
+            ctx, micro_step, micro_steps, DropoutKey::from_seed_tensor(input_.seed_tensor()));
         Transformer::Saved saved;
         const Tensor micro_batch_loss = model.transformer.forward(
             ctx, batch.tokens, batch.targets, saved,

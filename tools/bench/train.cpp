@@ -87,8 +87,8 @@ class Training {
         Tensor loss;
         const ForwardHooks gather = replica_.parallel.overlap_gather_with_forward(ctx);
         for (std::int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
-            const BackwardHooks hooks =
-                replica_.parallel.start_micro_step(ctx, micro_step, micro_steps, seed_tensor_);
+            const BackwardHooks hooks = replica_.parallel.start_micro_step(
+                ctx, micro_step, micro_steps, DropoutKey::from_seed_tensor(seed_tensor_));
             const ForwardOptions options{
                 .gradient_scale = 1.0 / static_cast<double>(micro_steps),
                 .dropout = DropoutKey::from_seed_tensor(seed_tensor_, micro_step * tokens_.size(0)),

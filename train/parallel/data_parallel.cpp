@@ -155,16 +155,14 @@ std::size_t DataParallel::gradient_bytes() const {
 }
 
 BackwardHooks DataParallel::start_micro_step(const Context& ctx, std::int64_t micro_step,
-                                             std::int64_t micro_steps, const Tensor& seed_tensor) {
+                                             std::int64_t micro_steps, const DropoutKey& step) {
     BackwardHooks hooks;
     if (slots_) {
         adds_ = micro_step > 0;
         if (adds_ && options_.bfloat16_sums) {
-            check(seed_tensor.defined(), "data parallel: micro-step ", micro_step,
-                  " without a seed tensor; expected one, which rounds sums in bfloat16");
-            rounding_ = DropoutKey::from_seed_tensor(seed_tensor)
-                            .at(sum_rounding)
-                            .at(static_cast<std::uint64_t>(micro_step));
+            check(step.training, "data parallel: micro-step ", micro_step,
+                  " without the step's key; expected one, which rounds sums in bfloat16");
+            rounding_ = step.at(sum_rounding).at(static_cast<std::uint64_t>(micro_step));
         }
         hooks = slots_->start_pass(ctx, micro_step == 0);
     } else {

@@ -73,9 +73,9 @@ class DataParallel {
     /// Returns no hooks if there is only one process and no slots.
     ///
     /// Sums in bfloat16 are rounded to nearest in the first micro-step, and stochastically in the others. The
-    /// random bits follow from `seed_tensor`, StepInput's for the step; other sums do not need it.
+    /// random bits follow from the step's key; other sums do not need it.
     BackwardHooks start_micro_step(const Context& ctx, std::int64_t micro_step, std::int64_t micro_steps,
-                                   const Tensor& seed_tensor = {});
+                                   const DropoutKey& step = {});
     /// Work enqueued on ctx's stream after this call sees gradients() summed, over all micro-steps.
     void finish_gradients(const Context& ctx);
     /// Replicated: all gradients in the store, or with slots their sums. Sharded: this process's shard,

@@ -388,11 +388,6 @@ TEST(ValueSlots, NeedAStoreWithoutAValueBlock) {
                 testing::HasSubstr("expected flat float32"));
 }
 
-/// A step's seed tensor.
-Tensor seed_tensor(const Context& ctx, std::uint64_t run_seed, std::int64_t step) {
-    return from_host(ctx, DropoutKey::seed_words(run_seed, step), {2});
-}
-
 /// The bytes that a replica holds after two micro-steps, without the optimizer's state, of which another
 /// process may have more. SilentPair exchanges nothing.
 struct ReplicaBytes {
@@ -408,7 +403,7 @@ struct ReplicaBytes {
         const ForwardHooks gather = replica.parallel.overlap_gather_with_forward(arena);
         for (std::int64_t micro_step = 0; micro_step < 2; ++micro_step) {
             const BackwardHooks hooks =
-                replica.parallel.start_micro_step(arena, micro_step, 2, seed_tensor(arena, 1, 1));
+                replica.parallel.start_micro_step(arena, micro_step, 2, DropoutKey::from_step(1, 1));
             Transformer::Saved saved;
             replica.model.transformer.forward(arena, tokens, tokens, saved, {.hooks = gather});
             replica.model.transformer.backward(arena, saved, hooks);
@@ -539,7 +534,7 @@ std::vector<double> gradients_after(const std::vector<int>& tokens_of_micro_step
         fill(ctx, tokens, tokens_of_micro_steps[i]);
         const BackwardHooks hooks =
             parallel.start_micro_step(ctx, static_cast<std::int64_t>(i), std::ssize(tokens_of_micro_steps),
-                                      seed_tensor(ctx, /*run_seed=*/5, /*step=*/9));
+                                      DropoutKey::from_step(/*run_seed=*/5, /*step=*/9));
         Transformer::Saved saved;
         transformer.forward(ctx, tokens, tokens, saved);
         transformer.backward(ctx, std::move(saved), hooks);
@@ -599,7 +594,7 @@ TEST(DataParallel, SumsInBfloat16NeedASeedTensorForASecondMicroStep) {
     DataParallel parallel(ctx, store, *communicator, {.bfloat16_sums = true});
     parallel.start_micro_step(ctx, 0, 2);
     EXPECT_THAT(message_of([&] { parallel.start_micro_step(ctx, 1, 2); }),
-                testing::HasSubstr("data parallel: micro-step 1 without a seed tensor"));
+                testing::HasSubstr("data parallel: micro-step 1 without the step's key"));
 }
 
 }  // namespace

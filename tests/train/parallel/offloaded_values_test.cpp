@@ -44,7 +44,8 @@ class TrainedReplica {
         const auto seed = from_host(ctx_, DropoutKey::seed_words(1, number), {2});
         for (std::int64_t micro_step = 0; micro_step < 2; ++micro_step) {
             const Tensor batch = tokens(2 * number + static_cast<int>(micro_step));
-            const BackwardHooks hooks = parallel.start_micro_step(ctx_, micro_step, 2, seed);
+            const BackwardHooks hooks =
+                parallel.start_micro_step(ctx_, micro_step, 2, DropoutKey::from_seed_tensor(seed));
             Transformer::Saved saved;
             transformer().forward(ctx_, batch, batch, saved, {.gradient_scale = 0.5, .hooks = gather});
             transformer().backward(ctx_, std::move(saved), hooks);
