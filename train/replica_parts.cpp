@@ -1,6 +1,6 @@
 #include <gradtile/train/replica.h>
 
-/// What one process of a sharded replica writes of a checkpoint.
+/// A sharded replica's process writes these pieces to its part of a checkpoint.
 namespace gradtile {
 namespace {
 

@@ -4,8 +4,8 @@
 
 namespace gradtile::test {
 
-/// Returns part `number` of `count` of a checkpoint: each tensor is cut into pieces of about equal size, so
-/// that small tensors have no piece in some parts.
+/// Returns one part of a checkpoint that `count` processes write. Each tensor is cut into pieces of about
+/// equal size, so that small tensors have no piece in some parts.
 inline Checkpoint part_of(Checkpoint whole, std::uint64_t save, std::int64_t number, std::int64_t count) {
     Checkpoint part{.step = whole.step};
     part.part = CheckpointPart{.save = save, .number = number, .count = count};

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t n = 7;
 
-/// What a process with shard copies has, from the update of step n on.
+/// Returns the states through which a process with shard copies passes, beginning with the update of step n.
 std::vector<HeldState> moments_of_a_step() {
     HeldState held{.has_settings = true,
                    .is_sharded = true,

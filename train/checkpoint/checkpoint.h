@@ -41,7 +41,7 @@ struct CheckpointPart {
     std::int64_t number = 0, count = 1;
 };
 
-/// What identifies a written part.
+/// The length and the checksum by which a main file recognizes a part.
 struct PartFile {
     std::uint64_t bytes = 0;
     std::uint32_t header_crc32c = 0;  ///< over the part's header, which has the checksums of its other bytes
@@ -55,7 +55,7 @@ struct PartTable {
     bool operator==(const PartTable&) const = default;
 };
 
-/// What a main file holds in place of tensors.
+/// A main file has this list of its parts, and their tensors' names and shapes, and no elements.
 struct CheckpointParts {
     PartTable table;
     std::vector<TensorInfo> tensors;  ///< the whole tensors; write_checkpoint() computes their checksums

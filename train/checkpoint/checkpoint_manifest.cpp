@@ -21,7 +21,7 @@ constexpr std::array<std::pair<std::uint8_t, DType>, 5> kTypeCodes = {
 constexpr std::uint64_t kFixedBytes = 2 + 1 + 1 + 4 + 8;
 constexpr std::uint64_t kAxisBytes = 8;
 constexpr std::uint64_t kExtentBytes = 16;
-// A table of parts: number of the save, count of parts; for each part its length and checksum.
+// The table begins with the save's number and the part count. Each part then has a length and a checksum.
 constexpr std::uint64_t kTableBytes = 8 + 4, kPartBytes = 8 + 4;
 
 // The smallest average extent size. For smaller extents, a reader would spend more time per extent than on

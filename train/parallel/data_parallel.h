@@ -37,7 +37,7 @@ class ValueSlots;
 struct DataParallelOptions {
     /// ZeRO level: 1 shards masters and moments, 2 the summed gradients as well, 3 the values, too.
     int zero = 0;
-    WholeCost whole_cost = {};     ///< the cost of each parameter that no shard may cut
+    WholeCost whole_cost = {};     ///< returns the cost of a parameter that no shard may cut
     bool offloads_sums = false;    ///< gradients are added up in other memory than the device's
     bool bfloat16_sums = false;    ///< gradients are added up in bfloat16
     bool offloads_values = false;  ///< values are in other memory than the device's; zero is 0 or 3

@@ -151,7 +151,7 @@ TEST_F(ReplacedRanks, HangingOnesCostNoStep) {
     }
 }
 
-/// A rank is lost at any place of a step, of a save, of an evaluation or of an exchange of copies.
+/// A rank may be lost in a step, a save, an evaluation or an exchange of copies, at any message.
 TEST_F(ReplacedRanks, MayBeLostInAnyExchange) {
     const Arguments end = {"--steps", "12", "--save-every", "4", "--eval-every", "3", "--sample-every", "5"};
     std::map<std::string, int> operations;

@@ -516,8 +516,8 @@ TEST(DataParallel, AllocatesTheCopiesOfShardsThatTheMemoryPlanHas) {
                 }
 }
 
-/// The gradients of a small model in a single process, after a micro-step for each of `tokens`, of which all
-/// tokens of its sequences are.
+/// Returns a small model's gradients in a single process, after several micro-steps. All tokens of micro-step
+/// i are tokens_of_micro_steps[i].
 std::vector<double> gradients_after(const std::vector<int>& tokens_of_micro_steps,
                                     const DataParallelOptions& options) {
     const Context ctx(Device::cpu(), 1);

@@ -106,6 +106,14 @@ TEST(SharedSave, IsOneCheckpointOnceAllRanksHaveWritten) {
     EXPECT_EQ(names_in(place.path()).size(), 1u + 2 * (1 + kRanks));
 }
 
+/// A file system that cannot write while `full` is true.
+FaultyFileSystem filling_disk(const std::atomic<bool>& full) {
+    return FaultyFileSystem(FileSystem::posix(),
+                            [&full](FaultyFileSystem::Call call, std::size_t) -> std::int64_t {
+                                return full && call == FaultyFileSystem::Call::write_at ? -ENOSPC : 0;
+                            });
+}
+
 /// The disk of one rank is full in step 2.
 TEST(SharedSave, FailsIfOnePartFailsAndLeavesTheOneBefore) {
     for (int failing = 0; failing < kRanks; ++failing) {
@@ -113,10 +121,7 @@ TEST(SharedSave, FailsIfOnePartFailsAndLeavesTheOneBefore) {
         ForkedRanks ranks(kRanks, kTimeout);
         ranks.start_all([&](ProcessGroup& group) {
             std::atomic<bool> full = false;
-            FaultyFileSystem fs(FileSystem::posix(),
-                                [&](FaultyFileSystem::Call call, std::size_t) -> std::int64_t {
-                                    return full && call == FaultyFileSystem::Call::write_at ? -ENOSPC : 0;
-                                });
+            FaultyFileSystem fs = filling_disk(full);
             SavingRank rank(group, place.path(), fs);
             for (std::int64_t step = 1; step <= 3; ++step) {
                 full = step == 2 && group.rank() == failing;
@@ -150,10 +155,7 @@ TEST(SharedSave, FailsIfTheMainFileFailsAndRemovesTheParts) {
     ForkedRanks ranks(kRanks, kTimeout);
     ranks.start_all([&](ProcessGroup& group) {
         std::atomic<bool> full = false;
-        FaultyFileSystem fs(FileSystem::posix(),
-                            [&](FaultyFileSystem::Call call, std::size_t) -> std::int64_t {
-                                return full && call == FaultyFileSystem::Call::write_at ? -ENOSPC : 0;
-                            });
+        FaultyFileSystem fs = filling_disk(full);
         SavingRank rank(group, place.path(), fs);
         rank.start(1);
         rank.finish();
@@ -239,7 +241,7 @@ TEST(SharedSaveKill, OfAnyRankAtAnyMomentLosesNoReportedSave) {
         if (reported_best > 0) {
             EXPECT_GE(read_checkpoint(directory.best_path()).step, reported_best);
         }
-        // The next run keeps the parts of the newest two, of every 50th and of the best checkpoint.
+        // The next run keeps the parts that the newest two, every 50th and the best checkpoint list.
         const std::size_t before = names_in(directory.path()).size();
         directory.remove_temporaries();
         with_unfinished += names_in(directory.path()).size() < before;
