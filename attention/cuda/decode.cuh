@@ -158,8 +158,11 @@ class DecodeWork {
         if (!exists_) return;
         first_new_block_ = block_of(position_);
         last_new_block_ = block_of(position_ + p.tokens - 1);
-        keys_ = keys_of_split<Block>(mask_.first_key(token_of(0)), mask_.end_key(token_of(queries - 1)),
-                                     split_, static_cast<int>(gridDim.x));
+        first_seen_key_ = mask_.first_key(token_of(0));
+        // A window begins anywhere. A step of several keys lets each tile lie in one block of the cache.
+        keys_ =
+            keys_of_split<Block>(first_seen_key_ / Block::first_key_step * Block::first_key_step,
+                                 mask_.end_key(token_of(queries - 1)), split_, static_cast<int>(gridDim.x));
     }
     /// A function of its own, so that the caller loads other entries of the table before it waits for these.
     __device__ __forceinline__ void require_new_blocks() {
@@ -318,6 +321,7 @@ class DecodeWork {
     bool exists_;
     int first_new_block_ = -1, last_new_block_ = -1;  // of the new keys
     device::DeviceMask mask_;
+    int first_seen_key_ = 0;
     KeysOfSplit keys_{0, 0, 0};
     int cluster_, rank_, clusters_;
     int blocks_;               // blocks in this cluster that have keys

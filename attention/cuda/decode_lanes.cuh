@@ -20,7 +20,7 @@ struct LanesBlock {
     /// registers.
     static constexpr int unroll = std::max(1, (queries > 4 ? 1 : queries > 2 ? 2 : 4) / vectors);
     static constexpr int warp_keys = 32 / lanes, keys = warps * warp_keys;  // keys read at once
-    static constexpr int pass_keys = keys * unroll;
+    static constexpr int pass_keys = keys * unroll, first_key_step = 1;
     static constexpr int elements = 16 / static_cast<int>(sizeof(T)),  // in a vector
         columns = elements * vectors, max_dim = lanes * columns;
 };

@@ -17,7 +17,7 @@ template <class T, int max_dim_, int row_tiles>
 struct TilesBlock {
     static constexpr int max_dim = max_dim_, queries = 16 * row_tiles, threads = 128, warps = 4;
     static constexpr bool several_tokens = true;
-    static constexpr int keys = 64, pass_keys = keys;
+    static constexpr int keys = 64, pass_keys = keys, first_key_step = keys;
     static constexpr int stages = max_dim <= 32                                       ? 8
                                   : max_dim <= 64                                     ? 4
                                   : row_tiles == 1 && min_shared_memory >= 227 * 1024 ? 3
@@ -58,11 +58,11 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
     static constexpr int max_dim = Block::max_dim, m_tiles = Block::m_tiles, stages = Block::stages,
                          row_chunks = KvTile::row_chunks;
     /// Each thread copies one 16-byte chunk of every row_step-th row.
-    static constexpr int row_step = Block::threads / row_chunks, rows_of_thread = Block::keys / row_step;
+    static constexpr int row_step = Block::threads / row_chunks;
     static_assert(Block::threads % row_chunks == 0 && Block::keys % row_step == 0);
     static_assert(sizeof(Shared) <= min_shared_memory);
     using Work::p_, Work::shared_, Work::thread_, Work::lane_, Work::warp_, Work::text_, Work::kv_head_,
-        Work::position_, Work::mask_, Work::keys_;
+        Work::position_, Work::mask_, Work::first_seen_key_, Work::keys_;
     using Work::token_of, Work::head_of, Work::last_key, Work::block_of;
 
   public:
@@ -71,14 +71,15 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
           warp_row_(warp_ / Block::parts * m_tiles * 16),
           part_(warp_ % Block::parts),
           softmax_(device::log2_e) {
-        find_blocks(0);
+        find_block(0);
         this->require_new_blocks();
     }
 
     /// Reads all that no preceding kernel may still write: the first tiles' cached keys and values, and the
     /// rule.
     __device__ __forceinline__ void read_ahead() {
-#pragma unroll
+        // Not unrolled, like the other loops around copies: a short text's time is that of reading the code.
+#pragma unroll 1
         for (int tile = 0; tile < stages - 1; ++tile) load_cached(tile);
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
@@ -87,10 +88,12 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
             first_key_[i] = mask_.first_key(token);
             end_key_[i] = min(keys_.end, last_key(h) + 1);
         }
+        first_common_key_ = mask_.first_key(token_of(Block::queries - 1));
+        end_common_key_ = min(keys_.end, last_key(0) + 1);
     }
 
     __device__ __forceinline__ void load_queries() {
-#pragma unroll
+#pragma unroll 1
         for (int tile = 0; tile < stages - 1; ++tile) store_new(tile);
         for (int i = thread_; i < Block::queries * row_chunks; i += Block::threads) {
             const int h = i / row_chunks, chunk = i % row_chunks;
@@ -149,10 +152,6 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
     __device__ __forceinline__ int first_key_of(int tile) const {
         return keys_.begin + tile * Block::keys;
     }
-    /// The thread's row number i of a tile.
-    __device__ __forceinline__ int row_of_thread(int i) const {
-        return thread_ / row_chunks + i * row_step;
-    }
     __device__ __forceinline__ int chunk() const {
         return thread_ % row_chunks;
     }
@@ -160,52 +159,68 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
         return shared_.stages + tile % stages * Shared::stage_bytes;
     }
 
-    /// Finds the blocks of a tile's keys. Called one tile ahead, so that no copy of a key waits for the
+    /// Finds the block of a tile's first key. Called one tile ahead, so that no copy of a key waits for the
     /// table.
-    __device__ __forceinline__ void find_blocks(int tile) {
-#pragma unroll
-        for (int i = 0; i < rows_of_thread; ++i) {
-            const int key = first_key_of(tile) + row_of_thread(i);
-            if (key < min(keys_.end, position_)) blocks_of_rows_[i] = block_of(key);
-        }
+    __device__ __forceinline__ void find_block(int tile) {
+        const int key = first_key_of(tile);
+        if (key < min(keys_.end, position_)) next_block_ = block_of(key);
     }
-    /// Starts to copy a tile's cached keys and values. Rows after the last key become 0. Keys in a block
-    /// outside the cache become NaN, their values 0, which a query that does not see them needs.
+    /// Starts to copy a tile's cached keys and values.
     __device__ __forceinline__ void load_cached(int tile) {
-        if (first_key_of(tile) < keys_.end) {
-            const std::uint32_t stage = kernels::shared_address(stage_of(tile));
-            const int column = chunk() * 8;
-#pragma unroll
-            for (int i = 0; i < rows_of_thread; ++i) {
-                const int row = row_of_thread(i), key = first_key_of(tile) + row, block = blocks_of_rows_[i];
-                if (key >= position_ && key < keys_.end) continue;  // see store_new()
-                const bool is_cached = key < keys_.end, is_held = p_.blocks.in_cache(block),
-                           is_read = is_cached && is_held && column < p_.head_dim;
-                const std::uint32_t to = KvTile::offset(row, chunk());
-                const auto start = [&](const CachedHeads<T>& from, int tile_offset) {
-                    kernels::copy_16_bytes_async(
-                        stage + tile_offset + to,
-                        is_read ? from.at(block, p_.blocks.row_in_block(key), kv_head_) + column : from.data,
-                        is_read);
-                };
-                if (is_cached && !is_held) {
-                    *reinterpret_cast<uint4*>(stage_of(tile) + to) = uint4{~0u, ~0u, ~0u, ~0u};
-                } else {
-                    start(p_.cached_k, 0);
-                }
-                start(p_.cached_v, KvTile::bytes);
+        const int first = first_key_of(tile);
+        if (first < keys_.end) {
+            if (first >= first_seen_key_ && first + Block::keys <= position_ &&
+                p_.blocks.share_block(first, Block::keys) && p_.blocks.in_cache(next_block_)) {
+                copy_rows(p_.cached_k, tile, 0);
+                copy_rows(p_.cached_v, tile, KvTile::bytes);
+            } else {
+                copy_row_by_row(tile);
             }
-            find_blocks(tile + 1);
+            find_block(tile + 1);
         }
         kernels::commit_copies();
+    }
+    /// Copies a tile of cached keys in one block.
+    __device__ __forceinline__ void copy_rows(const CachedHeads<T>& from, int tile, int tile_offset) const {
+        device::load_tile_async<KvTile, Block::threads>(
+            kernels::shared_address(stage_of(tile)) + tile_offset,
+            from.at(next_block_, p_.blocks.row_in_block(first_key_of(tile)), kv_head_), from.key_stride,
+            Block::keys, p_.head_dim);
+    }
+    /// Copies a tile's cached keys that a query sees. Rows before and after them become 0. Keys in a block
+    /// outside the cache become NaN, their values 0, which a query that does not see them needs.
+    __device__ __forceinline__ void copy_row_by_row(int tile) const {
+        const std::uint32_t stage = kernels::shared_address(stage_of(tile));
+        const int column = chunk() * 8;
+#pragma unroll 1
+        for (int row = thread_ / row_chunks; row < Block::keys; row += row_step) {
+            const int key = first_key_of(tile) + row;
+            if (key >= position_ && key < keys_.end) continue;  // see store_new()
+            const bool is_seen = key >= first_seen_key_ && key < keys_.end;
+            const int block = is_seen ? block_of(key) : -1;
+            const bool is_held = p_.blocks.in_cache(block), is_read = is_held && column < p_.head_dim;
+            const std::uint32_t to = KvTile::offset(row, chunk());
+            const auto start = [&](const CachedHeads<T>& from, int tile_offset) {
+                kernels::copy_16_bytes_async(
+                    stage + tile_offset + to,
+                    is_read ? from.at(block, p_.blocks.row_in_block(key), kv_head_) + column : from.data,
+                    is_read);
+            };
+            if (is_seen && !is_held) {
+                *reinterpret_cast<uint4*>(stage_of(tile) + to) = uint4{~0u, ~0u, ~0u, ~0u};
+            } else {
+                start(p_.cached_k, 0);
+            }
+            start(p_.cached_v, KvTile::bytes);
+        }
     }
     /// Stores a tile's new keys and values, which the preceding kernel has written.
     __device__ __forceinline__ void store_new(int tile) const {
         const int first = first_key_of(tile);
         if (first >= keys_.end || first + Block::keys <= position_) return;
-#pragma unroll
-        for (int i = 0; i < rows_of_thread; ++i) {
-            const int row = row_of_thread(i), key = first + row;
+#pragma unroll 1
+        for (int row = thread_ / row_chunks; row < Block::keys; row += row_step) {
+            const int key = first + row;
             if (key < position_ || key >= keys_.end) continue;
             const auto copy = [&](const NewHeads<const T>& from, int tile_offset) {
                 uint4 values{};
@@ -238,17 +253,33 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
     template <int n_tiles>
     __device__ __forceinline__ void apply_rule(kernels::FragmentC (&s)[m_tiles][n_tiles],
                                                int first_key) const {
-        device::for_each_element(s, [&](float& score, int m, int n, int e) {
-            const int i = 2 * m + e / 2, key = first_key + n * 8 + lane_ % 4 * 2 + e % 2;
+        const bool all_see_all =
+            first_key >= first_common_key_ && first_key + Block::warp_keys <= end_common_key_;
+#pragma unroll
+        for (int i = 0; i < 2 * m_tiles; ++i) {
+            const auto for_each_key = [&](auto&& change) {
+#pragma unroll
+                for (int n = 0; n < n_tiles; ++n)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e)
+                        change(s[i / 2][n][i % 2 * 2 + e], first_key + n * 8 + lane_ % 4 * 2 + e);
+            };
             const ScoreFormula<float>& formula = formulas_[i];
-            score *= p_.scale;
+            for_each_key([&](float& score, int) { score *= p_.scale; });
             if (formula.changes_products())
-                score = formula.template transform_product<device::FastMath>(score).value;
+                for_each_key([&](float& score, int) {
+                    score = formula.template transform_product<device::FastMath>(score).value;
+                });
             if (formula.has_distance_terms())
-                score = formula.template add_distance_terms<device::PreciseMath>(score,
-                                                                                 last_key(row_of(i)) - key);
-            if (key < first_key_[i] || key >= end_key_[i]) score = -INFINITY;
-        });
+                for_each_key([&](float& score, int key) {
+                    score = formula.template add_distance_terms<device::PreciseMath>(
+                        score, last_key(row_of(i)) - key);
+                });
+            if (!all_see_all)
+                for_each_key([&](float& score, int key) {
+                    if (key < first_key_[i] || key >= end_key_[i]) score = -INFINITY;
+                });
+        }
     }
     template <int n_tiles>
     __device__ __forceinline__ void add_values(const kernels::FragmentC (&p)[m_tiles][n_tiles], int tile) {
@@ -259,9 +290,10 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
     }
 
     int warp_row_, part_;
-    int blocks_of_rows_[rows_of_thread] = {};  // of the tile that is loaded next
+    int next_block_ = -1;  // of the tile that is loaded next
     ScoreFormula<float> formulas_[2 * m_tiles];
     int first_key_[2 * m_tiles], end_key_[2 * m_tiles];  // of the keys that the lane's rows see
+    int first_common_key_, end_common_key_;              // of the keys that all queries see
     kernels::FragmentC o_[m_tiles][max_dim / 8];
     device::LazyOnlineSoftmax<m_tiles, true> softmax_;
 };

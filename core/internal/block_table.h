@@ -33,6 +33,10 @@ struct BlockTable {
     GRADTILE_HOST_DEVICE int row_in_block(int row) const {
         return static_cast<int>(static_cast<unsigned>(row) & ((1u << log2_rows) - 1));
     }
+    /// Whether `count` neighbouring rows are in one block.
+    GRADTILE_HOST_DEVICE bool share_block(int row, int count) const {
+        return row >> log2_rows == (row + count - 1) >> log2_rows;
+    }
 };
 
 /// How many rows a slot can have.
