@@ -257,11 +257,13 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const TrainingPass& pass, 
     // In a packed call, attention's dropout numbers the documents and not the windows.
     if (documents.are_sequences()) saved.options.dropout_key.first_sample *= documents.per_window();
     saved.options.cumulative_q = saved.options.cumulative_k = documents.offsets;
-    if (documents.ring != nullptr)  // refuses offsets
-        return attention::ring_forward(ctx, in.q, in.k, in.v, saved.options, *documents.ring,
-                                       saved.attention);
-    return attention::forward(ctx, operand(documents, in.q), operand(documents, in.k),
-                              operand(documents, in.v), saved.options, saved.attention);
+    const Tensor o =
+        documents.ring != nullptr  // refuses offsets
+            ? attention::ring_forward(ctx, in.q, in.k, in.v, saved.options, *documents.ring, saved.attention)
+            : attention::forward(ctx, operand(documents, in.q), operand(documents, in.k),
+                                 operand(documents, in.v), saved.options, saved.attention);
+    saved.options.sink = {};  // backward reads it anew, since values may have moved
+    return o;
 }
 
 /// One call for each group of equal texts.
@@ -321,7 +323,7 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
                                     .v = operand(documents, dv),
                                     .sink = d_sink};
     attention::Options pass_options = saved.options;
-    if (sinks.defined()) pass_options.sink = sink_values(ctx);  // since forward, values may have moved
+    if (sinks.defined()) pass_options.sink = sink_values(ctx);
     if (documents.ring != nullptr) {
         attention::ring_backward(ctx, d_o, pass_options, *documents.ring, operands_of(ctx, saved), into);
     } else {

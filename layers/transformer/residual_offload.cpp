@@ -15,7 +15,7 @@ class TensorList {
     void add(HeadGate::Saved& gate) { add(gate.linear.x, gate.logits); }
     void add(attention::Saved& s) { add(s.q, s.k, s.v, s.o, s.lse, s.lse_remainder, s.row_max, s.row_sum); }
     void add(MultiHeadAttention::Saved& s) {
-        add(s.qkv.x, s.projected, s.rstd, s.options.sink, s.proj.x);
+        add(s.qkv.x, s.projected, s.rstd, s.proj.x);
         add(s.q_norm);
         add(s.k_norm);
         add(s.attention);
@@ -37,16 +37,12 @@ bool is_view_of_same_buffer(const Tensor& a, const Tensor& b) {
     return a.buffer() != nullptr && a.buffer() == b.buffer();
 }
 
-std::vector<Tensor*> residuals_of(const TransformerBlock& block, TransformerBlock::Saved& saved,
-                                  const Tensor& x0) {
+std::vector<Tensor*> residuals_of(TransformerBlock::Saved& saved, const Tensor& x0) {
     TensorList list;
     for (Tensor& term : saved.mix.terms) list.add(term);
     list.add(saved.input);
     if (saved.activations) list.add(*saved.activations);
-    std::erase_if(list.tensors, [&](const Tensor* x) {
-        const auto is_same = [&](const Tensor& other) { return is_view_of_same_buffer(*x, other); };
-        return is_same(x0) || (block.attn.sinks.defined() && is_same(block.attn.sinks.value()));
-    });
+    std::erase_if(list.tensors, [&](const Tensor* x) { return is_view_of_same_buffer(*x, x0); });
     return list.tensors;
 }
 
@@ -57,13 +53,12 @@ void ResidualOffload::after_forward(const Context& ctx, std::size_t block, const
     leaving_ = {};
     if (!moves(block)) return;
     leaving_ = saved_[block];
-    stream_->start_leaving(ctx, residuals_of(blocks_[block], saved_[block], x0));
+    stream_->start_leaving(ctx, residuals_of(saved_[block], x0));
 }
 
 void ResidualOffload::before_backward(const Context& ctx, std::size_t block) const {
     if (moves(block)) stream_->join(ctx);
-    if (block > 0 && moves(block - 1))
-        stream_->start_returning(ctx, residuals_of(blocks_[block - 1], saved_[block - 1], {}));
+    if (block > 0 && moves(block - 1)) stream_->start_returning(ctx, residuals_of(saved_[block - 1], {}));
 }
 
 }  // namespace gradtile

@@ -147,7 +147,7 @@ Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, c
     Residual stream{embed(ctx, tokens, pass, kept)};
     stream.inference = !std::holds_alternative<TrainingPass>(pass);
     kept.blocks.assign(blocks.size(), {});
-    ResidualOffload offload(kept.offload, blocks, kept.blocks);
+    ResidualOffload offload(kept.offload, kept.blocks);
     const Tensor x0 = config.x0_lambdas ? stream.x : Tensor();
     for (std::size_t i = 0; i < blocks.size(); ++i) {
         notify_before_stage(hooks, i + 1, i + 2);
@@ -184,7 +184,7 @@ void Transformer::backward(const Context& ctx, Saved saved, const BackwardHooks&
     notify_before_stage(hooks, last_stage(), last_stage() - 1);
     SummedGradient stream = norm_f.backward(ctx, dx, saved.norm_f, hooks);
     Tensor d_x0;
-    const ResidualOffload offload(saved.offload, blocks, saved.blocks);
+    const ResidualOffload offload(saved.offload, saved.blocks);
     for (std::size_t i = blocks.size(); i-- > 0;) {
         offload.before_backward(ctx, i);
         notify_before_stage(hooks, i + 1, i > 0 || norm_e ? std::optional(i) : std::nullopt);

@@ -22,6 +22,9 @@ inline constexpr Algorithm algorithms[] = {Algorithm::flash2, Algorithm::naive, 
                                            Algorithm::flash1};
 /// The algorithms that have one implementation for all dtypes.
 inline constexpr Algorithm tiled_algorithms[] = {Algorithm::memory_efficient, Algorithm::flash1};
+inline bool is_tiled(Algorithm algorithm) {
+    return std::ranges::find(tiled_algorithms, algorithm) != std::end(tiled_algorithms);
+}
 inline constexpr Algorithm packed_algorithms[] = {Algorithm::flash2, Algorithm::naive};
 
 }  // namespace gradtile::attention::test

@@ -97,8 +97,7 @@ class MaxLogits : public EveryDevice {
     template <class Body>
     void for_every_algorithm(const Problem& p, Body&& body) const {
         for (const Algorithm algorithm : algorithms) {
-            const bool is_tiled = algorithm == Algorithm::memory_efficient || algorithm == Algorithm::flash1;
-            if (is_tiled && p.row_ranges.rank() > 0) continue;
+            if (is_tiled(algorithm) && p.row_ranges.rank() > 0) continue;
             SCOPED_TRACE(::testing::Message() << p << ' ' << algorithm);
             body(algorithm);
         }

@@ -13,10 +13,9 @@ namespace gradtile {
 /// blocks read.
 class ResidualOffload {
   public:
-    /// Does nothing if `stream` is null. The references must stay valid.
-    ResidualOffload(const OffloadStream* stream, const std::vector<TransformerBlock>& blocks,
-                    std::vector<TransformerBlock::Saved>& saved)
-        : stream_(stream), blocks_(blocks), saved_(saved) {}
+    /// `saved`: what each block saves. Does nothing if `stream` is null. The references must stay valid.
+    ResidualOffload(const OffloadStream* stream, std::vector<TransformerBlock::Saved>& saved)
+        : stream_(stream), saved_(saved) {}
 
     /// Call after each block's forward pass, in order. `x0`: the first block's input, if later blocks read
     /// it.
@@ -25,10 +24,9 @@ class ResidualOffload {
     void before_backward(const Context& ctx, std::size_t block) const;
 
   private:
-    bool moves(std::size_t block) const { return stream_ != nullptr && block + 2 < blocks_.size(); }
+    bool moves(std::size_t block) const { return stream_ != nullptr && block + 2 < saved_.size(); }
 
     const OffloadStream* stream_;
-    const std::vector<TransformerBlock>& blocks_;
     std::vector<TransformerBlock::Saved>& saved_;
     TransformerBlock::Saved leaving_;  // keeps the memory that copies to the host read
 };
