@@ -38,7 +38,10 @@ def replaced(text, changes):
 def own_numbers(a, data):
     # A bias whose gradient is zero stays zero.
     no_bias = [("    # create the optimizer(s)\n", "    model.proj.bias.register_hook(torch.zeros_like)\n")] if a.no_head_bias else []
-    return no_bias + [('"data/fineweb10B/fineweb_val_*.bin"', repr(f"{data}/val*.bin")),
+    # AdamW's weights and moments are float32, and passes read them rounded, as gradtile does.
+    embedding = [("nn.Embedding(vocab_size, model_dim).bfloat16()", "nn.Embedding(vocab_size, model_dim)"),
+                 ("self.norm1(self.embed(inputs))", "self.norm1(self.embed(inputs).bfloat16())")] if a.float32_embedding else []
+    return no_bias + embedding + [('"data/fineweb10B/fineweb_val_*.bin"', repr(f"{data}/val*.bin")),
             ('"data/fineweb10B/fineweb_train_*.bin"', repr(f"{data}/train*.bin")),
             ("val_tokens = 20 * 524288\n", f"val_tokens = {a.val_tokens}\n"),
             ("batch_size = 8 * 64 * 1024\n", f"batch_size = {a.batch} * 1024\n"),
@@ -179,6 +182,7 @@ def main():
     for name, default in (("steps", 900), ("batch", 128), ("micro-batch", 64), ("val-tokens", 16 * 131072), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--no-head-bias", action="store_true", help="the head's bias stays zero, as in gradtile, whose heads have none")
+    parser.add_argument("--float32-embedding", action="store_true", help="the embedding and its moments are float32 and not bfloat16")
     parser.add_argument("--check", metavar="GRADTILE")
     a = parser.parse_args()
     if a.check:
@@ -196,7 +200,7 @@ def main():
         print(f"step {step}: val_loss {loss:.5f}, {seconds:.1f} s", flush=True)
     if not losses or losses[-1][0] != a.steps:
         raise SystemExit(f"track_anchor.py: no loss after step {a.steps}: {(out / 'stderr').read_text()[-1000:]}")
-    print(json.dumps({"anchor": "train_gpt_simple.py", "steps": a.steps, "batch": a.batch, "micro_batch": a.micro_batch, "seed": a.seed, "head_bias": not a.no_head_bias,
+    print(json.dumps({"anchor": "train_gpt_simple.py", "steps": a.steps, "batch": a.batch, "micro_batch": a.micro_batch, "seed": a.seed, "head_bias": not a.no_head_bias, "float32_embedding": a.float32_embedding,
                       "val_loss": losses[-1][1], "train_seconds": losses[-1][2], "losses": losses}))
     return 0
 
