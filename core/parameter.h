@@ -37,7 +37,8 @@ class Parameter;
 /// after reset_gradient().
 using GradientProvider = std::function<void(const Parameter&)>;
 /// Receives the float32 masters of a parameter that its store rounds but does not keep: flat, padded with
-/// zeros to a multiple of 64 elements.
+/// zeros to a multiple of 64 elements. Of a frozen parameter whose store has no value block: the values in
+/// the store's dtype, or the codes, int32 [quantized_layout().words].
 using KeepMasters = std::function<void(const Parameter&, const Tensor& masters)>;
 
 /// A handle for one named parameter, valid as long as its store. value() and grad() exist once the store is
@@ -59,8 +60,8 @@ class Parameter {
                                   : "its store is not allocated");
         return entry().value;
     }
-    /// Gives the value its memory: `flat` has padded_elements() elements. An undefined tensor takes the
-    /// memory away. Throws Error if the store has a value block.
+    /// Gives the value its memory: `flat` has padded_elements() elements, or a quantized parameter's codes.
+    /// An undefined tensor takes the memory away. Throws Error if the store has a value block.
     void set_value(const Tensor& flat) const;
     /// The store's compute dtype, once the store is allocated.
     DType dtype() const {

@@ -19,6 +19,10 @@ Tensor view_of(const Tensor& flat, std::int64_t offset, const Shape& shape) {
     return flat.slice(0, offset, shape.elements()).reshape(shape);
 }
 
+std::int64_t words_of_codes(const Parameter& parameter) {
+    return quantized_layout(parameter.format(), parameter.shape().elements()).words;
+}
+
 /// Draws a parameter's initial value.
 void draw(const Context& ctx, const Parameter& parameter, const Tensor& target, Seed seed) {
     switch (parameter.init().kind) {
@@ -30,6 +34,16 @@ void draw(const Context& ctx, const Parameter& parameter, const Tensor& target, 
                         Seed{mix_seed(seed.value, hash_of(parameter.name()))});
             break;
     }
+}
+
+/// The codes of a quantized parameter's initial value.
+Tensor drawn_codes(const Context& ctx, const Parameter& parameter, Seed seed) {
+    const Context host = host_of(ctx);
+    const Tensor drawn = zeros(host, parameter.shape(), DType::f32);
+    draw(host, parameter, drawn, seed);
+    const Tensor codes = empty(host, {words_of_codes(parameter)}, DType::i32);
+    quantize_weights(host, codes, drawn, parameter.format());
+    return to_device(ctx, codes);
 }
 
 }  // namespace
@@ -64,8 +78,14 @@ void Parameter::set_value(const Tensor& flat) const {
     Entry& own = entry();
     check(own.allocated && !own.has_value_block, "parameter ", own.name,
           ": set_value; expected an allocated store without a value block");
-    own.value = own.padded_value = {};
+    own.value = own.padded_value = own.codes = {};
     if (!flat.defined()) return;
+    if (is_quantized()) {
+        check(flat.shape() == Shape{words_of_codes(*this)} && flat.dtype() == DType::i32, "parameter ",
+              own.name, ": codes ", flat, "; expected int32 [", words_of_codes(*this), ']');
+        own.codes = flat;
+        return;
+    }
     check(flat.rank() == 1 && flat.elements() == own.padded_shape.elements() && flat.dtype() == own.dtype,
           "parameter ", own.name, ": value ", flat, "; expected flat ", own.dtype, " with the elements of ",
           own.padded_shape);
@@ -129,8 +149,6 @@ void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions
     check(!allocated(), "parameter store: allocated twice");
     check(code_words_ == 0 || !options.gradients,
           "parameter store: quantized parameters and gradients; expected FlatOptions::gradients = false");
-    check(options.value_block || code_words_ == 0,
-          "parameter store: quantized parameters without a value block");
     dtype_ = dtype;
     allocated_ = true;
     const Context blocks = options.allocator ? ctx.with_allocator(options.allocator) : ctx;
@@ -139,15 +157,14 @@ void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions
         gradients_ = zeros(blocks, {flat_elements_}, accumulator_of(dtype));
     if (is_16_bit(dtype) && options.masters && options.gradients && options.value_block)
         master_ = zeros(ctx, {flat_elements_}, DType::f32);
-    if (code_words_ > 0) codes_ = zeros(blocks, {code_words_}, DType::i32);
+    if (code_words_ > 0 && options.value_block) codes_ = zeros(blocks, {code_words_}, DType::i32);
     for (Parameter& parameter : parameters_) {
         Parameter::Entry& entry = *parameter.entry_;
         entry.dtype = dtype;
         entry.allocated = true;
-        entry.has_value_block = values_.defined();
+        entry.has_value_block = options.value_block;
         if (entry.format != WeightFormat::same) {
-            entry.codes =
-                codes_.slice(0, entry.offset, quantized_layout(entry.format, entry.shape.elements()).words);
+            if (codes_.defined()) entry.codes = codes_.slice(0, entry.offset, words_of_codes(parameter));
             entry.frozen = true;
             continue;
         }
@@ -166,7 +183,12 @@ void ParameterStore::initialize(const Context& ctx, Seed seed, const KeepMasters
     check(allocated(), "parameter store: initialized before it was allocated");
     for (const Parameter& parameter : parameters_) {
         if (parameter.is_quantized()) {
-            initialize_quantized(ctx, parameter, seed);
+            const Tensor codes = drawn_codes(ctx, parameter, seed);
+            if (codes_.defined()) {
+                copy(ctx, parameter.codes(), codes);
+            } else if (keep) {
+                keep(parameter, codes);
+            }
             continue;
         }
         if (values_.defined() && (!is_16_bit(dtype_) || has_master())) {
@@ -179,17 +201,15 @@ void ParameterStore::initialize(const Context& ctx, Seed seed, const KeepMasters
         const Tensor drawn = view_of(flat, 0, parameter.shape());
         draw(ctx, parameter, drawn, seed);
         if (values_.defined()) round_masters(ctx, drawn, parameter.value());
-        if (keep) keep(parameter, flat);
+        if (!keep) continue;
+        if (!parameter.is_frozen() || flat.dtype() == dtype_) {
+            keep(parameter, flat);
+            continue;
+        }
+        const Tensor values = empty(ctx, flat.shape(), dtype_);
+        round_masters(ctx, flat, values);
+        keep(parameter, values);
     }
-}
-
-void ParameterStore::initialize_quantized(const Context& ctx, const Parameter& parameter, Seed seed) const {
-    const Context host = host_of(ctx);
-    const Tensor drawn = zeros(host, parameter.shape(), DType::f32);
-    draw(host, parameter, drawn, seed);
-    const Tensor codes = empty(host, parameter.codes().shape(), DType::i32);
-    quantize_weights(host, codes, drawn, parameter.format());
-    copy(ctx, parameter.codes(), to_device(ctx, codes));
 }
 
 const Parameter& ParameterStore::find(const std::string& name) const {

@@ -64,7 +64,8 @@ class ParameterStore {
     void allocate(const Context& ctx, DType dtype, const FlatOptions& options = {});
     /// Draws every parameter from (seed, name). 16-bit values are rounded from their masters, which `keep`
     /// receives if the store has none. A store without a value block keeps nothing: `keep` receives all that
-    /// is drawn, in accumulator_of(dtype). Quantized parameters are drawn in float32 on the host.
+    /// is drawn, in accumulator_of(dtype), or in dtype() if the parameters are frozen. Quantized parameters
+    /// are drawn in float32 on the host.
     void initialize(const Context& ctx, Seed seed, const KeepMasters& keep = {});
 
     bool allocated() const { return allocated_; }
@@ -79,7 +80,7 @@ class ParameterStore {
     /// Int32 words in codes().
     std::int64_t code_words() const { return code_words_; }
 
-    /// [code_words()] int32: the quantized parameters; undefined if there are none.
+    /// [code_words()] int32: the quantized parameters; undefined if there are none, or without a value_block.
     const Tensor& codes() const { return codes_; }
     const Tensor& values() const { return values_; }  ///< [flat_elements]; undefined without a value_block
     /// [flat_elements], float32 or float64; undefined if frozen, or without FlatOptions::gradient_block.
@@ -99,8 +100,6 @@ class ParameterStore {
     void zero_unwritten_gradients(const Context& ctx) const;
 
   private:
-    void initialize_quantized(const Context& ctx, const Parameter& parameter, Seed seed) const;
-
     std::vector<Parameter> parameters_;
     std::unordered_set<std::string> names_;  // names in parameters_
     std::int64_t flat_elements_ = 0, code_words_ = 0;

@@ -85,11 +85,15 @@ WholeCost whole_cost(const TrainConfig& config) {
 }
 
 DataParallelOptions data_parallel_options(const TrainConfig& config) {
-    return {.zero = static_cast<int>(config.zero),
+    const bool has_adapters = config.adapters.rank > 0, offloads = has_part(config.offload, Offload::weights);
+    // Adapters are small, so their values stay whole on the device, where a pass need not wait for them.
+    return {.zero = static_cast<int>(has_adapters ? std::min<std::int64_t>(config.zero, 2) : config.zero),
             .whole_cost = whole_cost(config),
             .offloads_sums = has_part(config.offload, Offload::gradients),
             .bfloat16_sums = config.gradient_dtype == TrainDType::bf16,
-            .offloads_values = has_part(config.offload, Offload::weights)};
+            .offloads_values = offloads && !has_adapters,
+            .shards_frozen = has_adapters && config.zero == 3,
+            .offloads_frozen = has_adapters && offloads};
 }
 
 OptimizerPart largest_optimizer_part(const ParameterStore& parameters, const TrainConfig& config,

@@ -114,6 +114,7 @@ class Chooser {
         plan.masters = state.masters;
         plan.optimizer = state.optimizer;
         plan.snapshot = state.snapshot;
+        plan.joined_masters = state.joined_masters;
         plan.shard_copies = state.shard_copies;
         return plan;
     }
@@ -147,7 +148,8 @@ class Chooser {
                              std::max(0.0, residuals + weights - (passes - forward));
         // A micro-step's gradients leave during backward, which waits for them.
         const std::int64_t batch = micro_batch * config.accumulation_steps(ranks_);
-        std::size_t crossing_in_update = plan.offloaded_values;
+        // An update changes no frozen values.
+        std::size_t crossing_in_update = config.adapters.rank > 0 ? 0 : plan.offloaded_values;
         double sums = 0.0;
         if (has_part(config.offload, Offload::gradients)) {
             sums = bus(plan.gradient_sums, micro_batch);

@@ -2,6 +2,7 @@
 
 #include <gradtile/train/configured_optimizer.h>
 #include <gradtile/train/parallel/data_parallel.h>
+#include <gradtile/train/parallel/internal/frozen_values.h>
 #include <gradtile/train/parallel/internal/value_slots.h>
 #include <gradtile/train/shard_copies.h>
 
@@ -40,7 +41,8 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
                           .ring = static_cast<int>(config.context_parallel),
                           .snapshot = !config.out.empty() && (device.is_cpu() || !sharded),
                           .offload_optimizer = has_part(config.offload, Offload::optimizer),
-                          .joins_masters = !sharded && joins_masters_to_save(config),
+                          .joins_masters = !config.out.empty() && joins_masters_to_save(config) &&
+                                           (!sharded || config.checkpoint_parts),
                           .offload_gradients = has_part(config.offload, Offload::gradients),
                           .bfloat16_sums = config.gradient_dtype == TrainDType::bf16,
                           .offload_residuals = has_part(config.offload, Offload::residuals),
@@ -52,7 +54,14 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
         request.gradient_memory = gradient_slots;
     if (data_parallel_options(config).has_value_slots(static_cast<int>(shards))) {
         request.value_slots = [=](const Context& ctx, const ParameterStore& store) {
-            return ValueSlots(ctx, store, bucket_ranges(store), nullptr, {}).bytes();
+            return ValueSlots(ctx, store.parameters(), store.dtype(), bucket_ranges(store), nullptr, {})
+                .bytes();
+        };
+        request.samples = config.sample_every > 0;
+    }
+    if (data_parallel_options(config).has_frozen_slots(static_cast<int>(shards))) {
+        request.frozen_slots = [=](const Context& ctx, const ParameterStore& frozen) {
+            return FrozenValues::plan(ctx, frozen, static_cast<int>(shards), data_parallel_options(config));
         };
         request.samples = config.sample_every > 0;
     }

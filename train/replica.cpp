@@ -34,7 +34,7 @@ Context host_memory_of(const Context& ctx) {
 
 DataParallelOptions exchange_options(const Context& ctx, const TrainConfig& config) {
     DataParallelOptions options = data_parallel_options(config);
-    if (options.offloads_sums || options.offloads_values)
+    if (options.offloads_sums || options.offloads_values || options.offloads_frozen)
         options.host_allocator = host_memory_of(ctx).allocator();
     return options;
 }
@@ -95,8 +95,9 @@ std::string first_in_order(std::span<const Parameter> parameters, const std::vec
 Replica::Replica(const Context& ctx, const TrainConfig& config, std::optional<Tokenizer> tokenizer,
                  const Communicator& communicator)
     : model(ctx, config.model, storage_dtype(config.dtype), std::move(tokenizer),
-            flat_options(ctx, config, communicator), config.training, config.adapters),
-      parallel(ctx, model.parameters, communicator, exchange_options(ctx, config)),
+            flat_options(ctx, config, communicator), config.training, config.adapters,
+            !data_parallel_options(config).has_frozen_slots(communicator.size())),
+      parallel(ctx, model.parameters, communicator, exchange_options(ctx, config), &model.frozen),
       communicator_(communicator) {
     const ParameterStore& store = model.parameters;
     const bool sharded = parallel.is_sharded();
@@ -170,8 +171,7 @@ void Replica::copy_masters(const FlatRange& elements, std::int64_t packed, const
 }
 
 void Replica::initialize(Seed seed) {
-    if (model.has_adapters()) model.frozen.initialize(model.ctx, seed);
-    frozen_values_ = frozen_codes_ = {};
+    if (model.has_adapters()) draw_frozen(seed);
     draw_weights(seed);
 }
 
@@ -190,13 +190,6 @@ void Replica::start_from(const Checkpoint& checkpoint, const std::string& source
     draw_weights(seed);
 }
 
-void Replica::load_frozen(const Checkpoint& checkpoint, const std::string& source) {
-    if (is_root()) copy_parameters(model.ctx, model.frozen, checkpoint, source);
-    communicator_.broadcast(model.ctx, model.frozen.values());
-    if (model.frozen.codes().defined()) communicator_.broadcast(model.ctx, model.frozen.codes());
-    frozen_values_ = frozen_codes_ = {};  // a copy of other weights
-}
-
 void Replica::load_weights(const Checkpoint& checkpoint, const std::string& source) {
     const Context& ctx = model.ctx;
     const ParameterStore& store = model.parameters;
@@ -206,17 +199,24 @@ void Replica::load_weights(const Checkpoint& checkpoint, const std::string& sour
         if (store.has_master()) communicator_.broadcast(ctx, store.master());
         return;
     }
-    const auto share = [&](const Parameter& parameter, const Tensor& masters) {
-        communicator_.broadcast(ctx, masters);
+    share_parameters(store, checkpoint, source, [&](const Parameter& parameter, const Tensor& masters) {
         keep_masters(parameter, masters);
+    });
+    if (store.values().defined()) communicator_.broadcast(ctx, store.values());
+}
+
+void Replica::share_parameters(const ParameterStore& store, const Checkpoint& checkpoint,
+                               const std::string& source, const KeepMasters& keep) const {
+    const auto share = [&](const Parameter& parameter, const Tensor& numbers) {
+        communicator_.broadcast(model.ctx, numbers);
+        keep(parameter, numbers);
     };
     if (is_root()) {
-        copy_parameters(ctx, store, checkpoint, source, share);
+        copy_parameters(model.ctx, store, checkpoint, source, share);
     } else {
         for (const Parameter& parameter : store.parameters())
-            share(parameter, padded_masters(ctx, parameter));
+            share(parameter, kept_numbers(model.ctx, parameter));
     }
-    if (store.values().defined()) communicator_.broadcast(ctx, store.values());
 }
 
 void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
@@ -275,10 +275,10 @@ void Replica::share(int root) {
     std::vector<Tensor> tensors = {whole_values()};
     if (model.parameters.has_master()) tensors.push_back(model.parameters.master());
     if (masters_.defined()) tensors.push_back(masters_);
-    if (model.has_adapters()) tensors.push_back(model.frozen.values());
-    if (model.has_adapters() && model.frozen.codes().defined()) tensors.push_back(model.frozen.codes());
+    if (model.has_adapters()) add_frozen_blocks(tensors);
     for (const StateTensor& part : optimizer->state()) tensors.push_back(part.tensor);
     for (const Tensor& x : tensors) communicator_.broadcast(model.ctx, x, root);
+    parallel.forget_frozen();
 }
 
 void Replica::clear_optimizer() const {
@@ -291,39 +291,25 @@ void Replica::clear_gradients() const {
     if (gradients.defined()) fill(model.ctx, gradients, 0.0);
 }
 
-void Replica::add_frozen(Checkpoint& checkpoint) {
-    if (!model.has_adapters() || !is_root()) return;
-    const bool on_gpu = model.ctx.device().is_cuda();
-    if (!frozen_values_.defined()) {
-        const auto on_host = [&](const std::string& name, const Tensor& block) {
-            return on_gpu && block.defined() ? to_host_memory(name, block) : block;
-        };
-        frozen_values_ = on_host("frozen values", model.frozen.values());
-        frozen_codes_ = on_host("frozen codes", model.frozen.codes());
-        if (on_gpu) cuda::synchronize(model.ctx.device(), model.ctx.stream());
-    }
-    for (const Parameter& parameter : model.frozen.parameters()) {
-        const std::string& name = parameter.name();
-        checkpoint.params[name] = parameter.is_quantized()
-                                      ? view_of(frozen_codes_, parameter, parameter.codes().shape())
-                                      : view_of(frozen_values_, parameter, parameter.shape());
-        checkpoint.constant_params.insert(name);
-    }
-}
-
 const Tensor& Replica::whole_values() const {
     const Tensor& own = parallel.own_values();
     return own.defined() ? own : model.parameters.values();
 }
 
 const Tensor& Replica::whole_masters() {
-    if (masters_.dtype() == DType::f32) return masters_;
-    const Context& ctx = model.ctx;
+    return masters_.dtype() == DType::f32 ? masters_ : joined_masters();
+}
+
+const Tensor& Replica::joined_masters() {
     const Tensor& sums = parallel.gradients();  // not used between steps
     if (sums.dtype() != DType::f32 && !joined_masters_.defined())
-        joined_masters_ = empty(host_memory_of(ctx), {sums.elements()}, DType::f32);
+        joined_masters_ = empty(host_memory_of(model.ctx), {sums.elements()}, DType::f32);
     const Tensor& masters = sums.dtype() == DType::f32 ? sums : joined_masters_;
-    copy_masters(parallel.own_ranges().front(), 0, masters);
+    std::int64_t packed = 0;
+    for (const FlatRange& range : parallel.own_ranges()) {
+        copy_masters(range, packed, masters.slice(0, packed, range.length));
+        packed += range.length;
+    }
     return masters;
 }
 
@@ -331,7 +317,7 @@ void Replica::save_into(Checkpoint& checkpoint) {
     const Context& ctx = model.ctx;
     const ParameterStore& parameters = model.parameters;
     if (!parallel.is_sharded()) {
-        add_frozen(checkpoint);
+        if (model.has_adapters()) add_frozen(checkpoint);
         const auto held = parameters.parameters();
         add_views(whole_values(), held, "", checkpoint.params);
         if (parameters.has_master()) add_views(parameters.master(), held, "", checkpoint.master);
@@ -340,6 +326,7 @@ void Replica::save_into(Checkpoint& checkpoint) {
         return;
     }
     communicator_.barrier(ctx);  // the barrier reports a process that never arrives
+    if (model.has_adapters()) add_frozen(checkpoint);
     // The processes gather one kind of tensor after the other; process 0 keeps them in host memory.
     const auto all = parameters.parameters();
     const Tensor values = gather_values();
@@ -402,6 +389,7 @@ Tensor Replica::gather_state(const StateTensor& part) {
 void Replica::reserve_host_memory(Checkpoint& checkpoint) {
     const ParameterStore& store = model.parameters;
     const auto all = store.parameters();
+    if (model.has_adapters()) add_frozen(checkpoint, /*reserves=*/true);
     add_views(host_memory("values", store.flat_elements(), store.dtype()), all, "", checkpoint.params);
     if (masters_.defined())
         add_views(host_memory("masters", store.flat_elements(), DType::f32), all, "", checkpoint.master);

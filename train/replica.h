@@ -3,8 +3,10 @@
 /// processes.
 ///
 /// A sharded replica (TrainConfig::zero) keeps masters and moments, with zero 2 summed gradients, and with
-/// zero 3 values, only for its own part. Checkpoints always hold the whole state, in one file or in parts, so
+/// zero 3 values, only for its own part; of a model with adapters with zero 3 the frozen values instead of
+/// the adapters'. Checkpoints always hold the whole state, in one file or in parts, so
 /// that a run can continue with any process count, sharded or not.
+#include <array>
 #include <map>
 #include <memory>
 #include <optional>
@@ -47,7 +49,7 @@ class Replica {
 
     // For a sharded replica whose processes write parts of a checkpoint; not collective.
     /// Puts the pieces of this process's part into `checkpoint`: views of its own tensors.
-    void save_part_into(Checkpoint& checkpoint) const;
+    void save_part_into(Checkpoint& checkpoint);
     /// Returns the whole tensors that all parts together hold, without checksums.
     std::vector<TensorInfo> saved_tensors() const;
     /// Makes the optimizer's state that of a run's start.
@@ -70,8 +72,22 @@ class Replica {
     /// Returns flat host memory for this many numbers. The memory is page-locked if possible, and is kept
     /// from call to call.
     const Tensor& host_memory(const std::string& name, std::int64_t numbers, DType dtype);
-    /// Adds the frozen parameters, which all checkpoints share in host memory.
-    void add_frozen(Checkpoint& checkpoint);
+    /// Numbers of a flat block of frozen parameters in host memory, packed. All checkpoints share them.
+    struct FrozenBlock {
+        std::vector<FlatRange> ranges = {};
+        Tensor numbers = {};
+    };
+    enum class FrozenCopy { none, whole, part };
+    /// Add the frozen parameters: all to process 0's checkpoint, or this process's pieces. The first is
+    /// collective if processes have parts of them, unless `reserves`: then it adds tensors without values.
+    void add_frozen(Checkpoint& checkpoint, bool reserves = false);
+    void add_frozen_pieces(Checkpoint& checkpoint);
+    void add_frozen_blocks(std::vector<Tensor>& blocks) const;
+    void draw_frozen(Seed seed);
+    void copy_frozen(FrozenCopy kind, bool reserves);
+    FrozenBlock whole_frozen(bool codes, bool reserves);
+    FrozenBlock frozen_part(bool codes);
+    Tensor frozen_on_host(const std::string& name, const Tensor& x);
     /// Enqueues a copy of a flat x into host_memory().
     const Tensor& to_host_memory(const std::string& name, const Tensor& x);
     /// Enqueues a copy of a flat x into `copied`, in host memory.
@@ -88,6 +104,9 @@ class Replica {
     void draw_weights(Seed seed);
     void load_weights(const Checkpoint& checkpoint, const std::string& source);
     void load_frozen(const Checkpoint& checkpoint, const std::string& source);
+    /// Collective: hands what process 0's checkpoint has of each parameter to keep(), in every process.
+    void share_parameters(const ParameterStore& store, const Checkpoint& checkpoint,
+                          const std::string& source, const KeepMasters& keep) const;
     void restore_moments(const Checkpoint& checkpoint, const std::string& source);
 
     /// Keeps this process's part of a parameter's float32 masters, and with zero 3 of the rounded values:
@@ -97,6 +116,8 @@ class Replica {
     /// may overwrite the masters.
     const Tensor& whole_values() const;
     const Tensor& whole_masters();
+    /// Returns the float32 masters of this process's part, packed, of masters that are split.
+    const Tensor& joined_masters();
     /// Writes the float32 masters of elements to `masters`. `packed`: where they are in this process's part.
     void copy_masters(const FlatRange& elements, std::int64_t packed, const Tensor& masters) const;
 
@@ -104,7 +125,8 @@ class Replica {
     Tensor masters_;         // packed, see OptimizerShard; undefined if the store has the masters
     Tensor joined_masters_;  // of a save, if no other memory has room for them
     std::map<std::string, Tensor> on_host_;
-    Tensor frozen_values_, frozen_codes_;  // the frozen store's blocks in host memory
+    std::array<FrozenBlock, 2> frozen_;  // values and codes, see frozen_copy_
+    FrozenCopy frozen_copy_ = FrozenCopy::none;
 };
 
 }  // namespace gradtile

@@ -1,3 +1,4 @@
+#include <gradtile/train/parallel/internal/value_slots.h>
 #include <gradtile/train/replica.h>
 
 /// A sharded replica's process writes these pieces to its part of a checkpoint.
@@ -27,7 +28,7 @@ FlatRange numbers_of(const StateTensor& state, const Parameter& parameter) {
 
 }  // namespace
 
-void Replica::save_part_into(Checkpoint& checkpoint) const {
+void Replica::save_part_into(Checkpoint& checkpoint) {
     const ParameterStore& store = model.parameters;
     const std::vector<FlatRange>& own = parallel.own_ranges();
     const auto packed_in = [](const Tensor& packed_numbers) {
@@ -44,17 +45,12 @@ void Replica::save_part_into(Checkpoint& checkpoint) const {
 
     if (masters_.defined()) {
         const bool split = masters_.dtype() != DType::f32;
-        const Tensor& masters = split ? parallel.gradients() : masters_;  // unused between steps
-        if (split) {
-            std::int64_t packed = 0;
-            for (const FlatRange& range : own) {
-                copy_masters(range, packed, masters.slice(0, packed, range.length));
-                packed += range.length;
-            }
-        }
+        const Tensor& masters = split ? joined_masters() : masters_;
         for (const Parameter& parameter : store.parameters())
             add_pieces(checkpoint.master, parameter.name(), own, elements_of(parameter), packed_in(masters));
     }
+
+    if (model.has_adapters()) add_frozen_pieces(checkpoint);
 
     for (const StateTensor& state : optimizer->state()) {
         if (state.parameters.empty() && is_root())
@@ -75,6 +71,12 @@ std::vector<TensorInfo> Replica::saved_tensors() const {
         add("params", parameter.name(), store.dtype(), parameter.shape());
         if (masters_.defined()) add("master", parameter.name(), DType::f32, parameter.shape());
     }
+    for (const Parameter& parameter : model.frozen.parameters())
+        if (parameter.is_quantized()) {
+            add("params", parameter.name(), DType::i32, {numbers_in_block(parameter)});
+        } else {
+            add("params", parameter.name(), model.frozen.dtype(), parameter.shape());
+        }
     for (const StateTensor& state : optimizer->state()) {
         const DType dtype = state.tensor.dtype();
         if (state.parameters.empty()) add("optimizer", state.name, dtype, state.tensor.shape());

@@ -146,6 +146,7 @@ void StepRunner::try_to_capture(const Context& ctx, const StepShape& shape) {
     try {
         graph_.capture(ctx, [&] { compute_step(ctx, shape); });
     } catch (const Error& error) {
+        replica_.parallel.forget_frozen();
         on_message_(concat("the step is not replayed as a CUDA graph: ", error.what()));
     }
 }
@@ -156,12 +157,14 @@ StepRunner::Outcome StepRunner::enqueue_step(const Context& ctx, const StepShape
         steps_enqueued_ = capture_next_ = false;
         enqueued_shape_ = shape;
     }
+    if (capture_next_ || graph_.captured()) replica_.parallel.hold_frozen(ctx, held_between_steps_);
     if (capture_next_) try_to_capture(ctx, shape);
     if (graph_.captured()) {
         graph_.replay(ctx);
         return Outcome::completed;
     }
     const Outcome outcome = compute_step(ctx, shape);
+    held_between_steps_ = replica_.parallel.held_frozen();
     const bool first = !steps_enqueued_;
     steps_enqueued_ = true;
     capture_next_ = first && ctx.device().is_cuda() && config_.cuda_graph;

@@ -107,6 +107,7 @@ class StepRunner {
     std::unique_ptr<EvaluationData> validation_;  // null without a validation split
     Tensor result_;       // [3] float64: the step's loss, votes to stop, gradient norm
     Tensor host_result_;  // host memory that result_ is copied to
+    DataParallel::HeldSlots held_between_steps_;  // by slots of frozen values, after a step
     std::size_t activation_bytes_ = 0, residual_bytes_ = 0;
     std::unique_ptr<Context> arena_ctx_;
     std::shared_ptr<const OffloadStream> offload_;  // null unless the run offloads residuals

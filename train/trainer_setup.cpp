@@ -227,6 +227,7 @@ Trainer::Trainer(Replacement, MessageHandler on_message, std::shared_ptr<Process
     has_state_ = false;
     const CommonState common = find_common_state();
     const Start start = share_position(common);
+    resumed_from_ = start.source;
     const Checkpoint& state = *start.checkpoint;
     apply_json(config_, state.config, start.source);
     identity_ = run_identity_of(state, start.source);

@@ -39,6 +39,7 @@ struct PassBytes {
     std::size_t gradients = 0;  ///< MemoryRequest::gradient_memory; 0 without it
     std::size_t values = 0;     ///< MemoryRequest::value_slots; 0 without it
     std::size_t residuals = 0;  ///< MemoryPlan::residuals
+    FrozenBytes frozen = {};    ///< MemoryRequest::frozen_slots
 };
 
 /// Measures one rank's peak memory in forward and backward with one micro-batch. Parameters and inputs are
@@ -81,7 +82,8 @@ PassBytes pass_bytes(const Context& ctx, const MemoryRequest& request, const Pla
     return {.activations = arena->peak_bytes(),
             .gradients = gradient_arena->peak_bytes(),
             .values = request.value_slots ? request.value_slots(outside, parameters) : 0,
-            .residuals = offload.host().peak_bytes()};
+            .residuals = offload.host().peak_bytes(),
+            .frozen = request.frozen_slots ? request.frozen_slots(outside, frozen) : FrozenBytes()};
 }
 
 /// The largest of all ranks. The first and the last one have all kinds of calls between them.
@@ -92,6 +94,18 @@ PassBytes pass_bytes(const Context& ctx, const MemoryRequest& request) {
     most.activations = std::max(most.activations, last.activations);
     most.residuals = std::max(most.residuals, last.residuals);
     return most;
+}
+
+struct ValueBytes {
+    std::size_t on_device = 0, on_host = 0;
+};
+
+/// Of trained values, and of frozen ones that have slots. `all` and `own`: of trained values.
+ValueBytes value_bytes(const MemoryRequest& request, const PassBytes& passes, std::size_t all,
+                       std::size_t own) {
+    const std::size_t at_rest = (request.value_slots ? own : 0) + passes.frozen.at_rest;
+    const std::size_t slots = (request.value_slots ? passes.values : all) + passes.frozen.slots;
+    return request.offload_values ? ValueBytes{slots, at_rest} : ValueBytes{slots + at_rest, 0};
 }
 
 }  // namespace
@@ -116,20 +130,23 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
         request.optimizer_part ? request.optimizer_part(parameters) : OptimizerPart{.elements = equal_part};
     PassBytes passes = pass_bytes(ctx, request);
     const std::size_t all_values = elements * size_of(request.dtype);
-    if (request.samples) passes.activations = std::max(passes.activations, all_values);
-    const std::size_t own_values = part.elements * size_of(request.dtype);
-    const std::size_t values =
-        request.value_slots ? (request.offload_values ? 0 : own_values) + passes.values : all_values;
+    if (request.samples)
+        passes.activations =
+            std::max(passes.activations, (request.value_slots ? all_values : 0) + passes.frozen.whole);
+    const ValueBytes values =
+        value_bytes(request, passes, all_values, part.elements * size_of(request.dtype));
     const std::size_t gradient_size = size_of(accumulator_of(request.dtype));
     const bool has_sums = request.optimizer_shards > 1 || request.gradient_memory;
     const std::size_t sum_size = request.bfloat16_sums ? size_of(DType::bf16) : gradient_size;
     const std::size_t gradient_sums = has_sums ? part.elements * sum_size : 0;
     const auto frozen_elements = static_cast<std::size_t>(frozen.flat_elements());
     const std::size_t code_bytes = static_cast<std::size_t>(frozen.code_words()) * size_of(DType::i32);
+    const std::size_t frozen_bytes =
+        request.frozen_slots ? 0 : frozen_elements * size_of(request.dtype) + code_bytes;
     MemoryPlan plan{.request = request,
                     .parameters = parameters.count() + frozen.count(),
                     .frozen = frozen.count(),
-                    .values = values + frozen_elements * size_of(request.dtype) + code_bytes,
+                    .values = values.on_device + frozen_bytes,
                     .masters = is_16_bit(request.dtype) ? part.elements * part.master_bytes : 0,
                     .gradients = (request.offload_gradients ? 0 : gradient_sums) +
                                  (request.gradient_memory ? passes.gradients : elements * gradient_size),
@@ -137,14 +154,14 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
                     .optimizer = part.state_bytes,
                     .activations = passes.activations,
                     .residuals = passes.residuals,
-                    .offloaded_values = request.offload_values ? own_values : 0};
+                    .offloaded_values = values.on_host};
     plan.shard_copies = static_cast<std::size_t>(request.shard_copies) * part.shard_bytes(request.dtype);
-    if (!request.snapshot) return plan;
     // A checkpoint has float32 masters, and frozen parameters need no copy.
     const std::size_t masters = plan.masters > 0 ? part.elements * size_of(DType::f32) : 0;
-    plan.snapshot = all_values + plan.optimizer + masters;
-    const bool is_in_host_memory = request.offload_optimizer || ctx.device().is_cpu();
-    if (request.joins_masters && is_in_host_memory) plan.snapshot += masters;
+    if (request.snapshot) plan.snapshot = all_values + plan.optimizer + masters;
+    const bool copies_in_host_memory =
+        request.snapshot && (request.offload_optimizer || ctx.device().is_cpu());
+    if (request.joins_masters) (copies_in_host_memory ? plan.snapshot : plan.joined_masters) += masters;
     return plan;
 }
 
@@ -207,7 +224,8 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
         << ", recompute " << name_of(plan.request.training.recompute);
     if (plan.request.ring > 1) out << ", a part of 1/" << plan.request.ring << " of each sequence";
     if (plan.request.optimizer_shards > 1)
-        out << (plan.request.value_slots ? ", the optimizer's, the gradients' and the parameters' part of "
+        out << (plan.request.value_slots || plan.request.frozen_slots
+                    ? ", the optimizer's, the gradients' and the parameters' part of "
                 : plan.request.gradient_memory ? ", the optimizer's and the gradients' part of "
                                                : ", the optimizer's part of ")
             << plan.request.optimizer_shards;
@@ -230,6 +248,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
         if (offloads_optimizer) optimizer_lines();
         if (plan.request.offload_gradients) line("sums of gradients", plan.gradient_sums);
         if (plan.request.offload_residuals) line("residuals", plan.residuals);
+        if (plan.joined_masters > 0) line("masters of a save", plan.joined_masters);
         line("host memory", plan.host());
     }
     return out;

@@ -28,6 +28,13 @@ struct OptimizerPart {
     }
 };
 
+/// One process's frozen values where passes read them from slots.
+struct FrozenBytes {
+    std::size_t at_rest = 0;  ///< this process's part of all
+    std::size_t slots = 0;
+    std::size_t whole = 0;  ///< all of them, in an arena
+};
+
 /// Memory plan inputs.
 struct MemoryRequest {
     ModelConfig model;
@@ -40,11 +47,12 @@ struct MemoryRequest {
     int ring = 1;                    ///< processes that share each sequence (Documents::ring)
     bool snapshot = false;           ///< a checkpoint is first copied within the device's memory
     bool offload_optimizer = false;  ///< masters, optimizer state and that copy are in host memory
-    bool joins_masters = false;      ///< saves join float32 masters in host memory, which the copy reads
+    bool joins_masters = false;      ///< saves join float32 masters in host memory of their own
     bool offload_gradients = false;  ///< summed gradients are in host memory; requires gradient_memory
     bool bfloat16_sums = false;      ///< summed gradients are in bfloat16; requires gradient_memory
     bool offload_residuals = false;  ///< ForwardOptions::offload
-    bool offload_values = false;     ///< values are in host memory between passes; requires value_slots
+    /// Values are in host memory between passes; requires value_slots, or frozen_slots for frozen ones.
+    bool offload_values = false;
     /// How many processes share the masters and optimizer state (ZeRO-1).
     std::int64_t optimizer_shards = 1;
     std::int64_t shard_copies = 0;  ///< copies of a shard that a process has in memory
@@ -56,7 +64,9 @@ struct MemoryRequest {
     /// ZeRO-3 or offload_values: returns the bytes that a process has for values in passes, in addition to
     /// those of its part. `ctx` is for a dry run. Undefined: a block of all values.
     std::function<std::size_t(const Context& ctx, const ParameterStore&)> value_slots = {};
-    /// With value_slots: between steps all values are gathered in the activations' memory, to generate a
+    /// The same for frozen values. Undefined: a block of all frozen values.
+    std::function<FrozenBytes(const Context& ctx, const ParameterStore& frozen)> frozen_slots = {};
+    /// With slots of values: between steps all values are gathered in the activations' memory, to generate a
     /// sample.
     bool samples = false;
 };
@@ -66,7 +76,7 @@ struct MemoryPlan {
     MemoryRequest request;
     std::int64_t parameters = 0;    ///< elements, without padding
     std::int64_t frozen = 0;        ///< elements that training does not change, without padding
-    std::size_t values = 0;         ///< parameters in the run's dtype, and quantized ones; see value_slots
+    std::size_t values = 0;         ///< parameters in the run's dtype, and quantized ones; or their slots
     std::size_t masters = 0;        ///< of 16-bit parameters: float32, or 16 bits beside the value
     std::size_t gradients = 0;      ///< including gradient_sums unless they are offloaded
     std::size_t gradient_sums = 0;  ///< summed gradients beside those that passes compute: this process's
@@ -75,11 +85,14 @@ struct MemoryPlan {
     std::size_t snapshot = 0;          ///< copy of the state that a checkpoint stores and training changes
     std::size_t residuals = 0;         ///< what blocks save for backward in host memory
     std::size_t offloaded_values = 0;  ///< parameters in host memory: this process's
+    std::size_t joined_masters = 0;    ///< page-locked; where the snapshot is in host memory, a part of it
     std::size_t shard_copies = 0;
     std::size_t optimizer_state() const { return masters + optimizer + snapshot; }
-    /// Host memory of a run that offloads; counts no other memory on the host.
+    /// Page-locked host memory of what is offloaded, and of masters that saves join; counts no other memory
+    /// on the host.
     std::size_t host() const {
-        return residuals + offloaded_values + (request.offload_gradients ? gradient_sums : 0) +
+        return residuals + offloaded_values + joined_masters +
+               (request.offload_gradients ? gradient_sums : 0) +
                (request.offload_optimizer ? optimizer_state() : 0);
     }
     /// The device's memory.

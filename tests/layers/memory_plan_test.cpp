@@ -447,6 +447,28 @@ TEST(MemoryPlan, CountsTheMastersThatASaveJoins) {
     EXPECT_EQ(joined.total() - kept.total(), kept.gradients);
 }
 
+/// The copy is in the device's memory, and reads the masters from page-locked memory.
+TEST(MemoryPlan, CountsTheMastersThatASaveOnAGpuJoins) {
+    if (!GRADTILE_HAVE_CUDA)
+        GTEST_SKIP() << "this build has no CUDA operators, whose memory would be planned";
+    const Context ctx = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cuda()));
+    MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16);
+    request.snapshot = true;
+    const MemoryPlan kept = plan_memory(ctx, request);
+    request.joins_masters = true;
+    const MemoryPlan joined = plan_memory(ctx, request);
+    EXPECT_EQ(joined.total(), kept.total());
+    EXPECT_EQ(joined.host(), kept.gradients);
+    std::ostringstream out;
+    out << joined;
+    EXPECT_THAT(out.str(), ::testing::ContainsRegex("host memory, page-locked\n +masters of a save +" +
+                                                    std::to_string(kept.gradients)));
+    request.offload_optimizer = true;
+    EXPECT_EQ(plan_memory(ctx, request).host(), kept.optimizer_state() + kept.gradients);
+    request.snapshot = false;  // parts of sharded runs
+    EXPECT_EQ(plan_memory(ctx, request).joined_masters, kept.gradients);
+}
+
 TEST(MemoryPlan, CountsOffloadedResidualsAsHostMemory) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16, 4);

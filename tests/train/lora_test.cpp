@@ -233,9 +233,6 @@ TEST(Lora, RefusesWhatCannotBeByName) {
     EXPECT_EQ(refusal([](TrainConfig& c) { c.init_from = ""; }),
               "lora-rank: 4 without init-from; expected the run or checkpoint whose weights the adapters "
               "adapt");
-    EXPECT_THAT(refusal([](TrainConfig& c) { c.zero = 1; }), HasSubstr("zero: 1 with lora-rank 4"));
-    EXPECT_THAT(refusal([](TrainConfig& c) { c.zero = 2; }), HasSubstr("zero: 2 with lora-rank 4"));
-    EXPECT_THAT(refusal([](TrainConfig& c) { c.zero = 3; }), HasSubstr("zero: 3 with lora-rank 4"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.adapters.on = "wte"; }), HasSubstr("lora-on: 'wte'"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.adapters.rank = 33; }), HasSubstr("lora-rank: 33"));
     EXPECT_THAT(refusal([](TrainConfig& c) { c.adapters.alpha = -1; }), HasSubstr("lora-alpha: -1"));

@@ -121,6 +121,28 @@ TEST(MemoryChoice, OffloadsOnAGpuWhereAStepHasEnoughTokens) {
                 testing::MatchesRegex("offload optimizer \\(saves [0-9]+ [KM]iB, .*\\)"));
 }
 
+/// The frozen weights are most of the memory of a run with adapters.
+TEST(MemoryChoice, OffloadsTheFrozenWeightsOfAdaptersOnAGpu) {
+    if (!GRADTILE_HAVE_CUDA)
+        GTEST_SKIP() << "this build has no CUDA operators, whose memory would be planned";
+    const Context gpu = one_thread().plan(Arena::for_planning(Device::cuda()));
+    TrainConfig config = small_model();
+    config.model.layers = 16;
+    config.model.width = 256;
+    config.adapters.rank = 4;
+    config.batch = config.micro_batch = 1;
+    config.given = {"micro-batch", "masters", "moment-dtype", "gradient-dtype", "recompute"};
+    TrainConfig offloaded = config;
+    offloaded.offload = Offload::weights;
+    const auto need = [&](const TrainConfig& of) {
+        return plan_memory(gpu, memory_request(of, Device::cuda())).total();
+    };
+    EXPECT_LT(need(offloaded), need(config) / 2);
+    const MemoryChoice choice = choose_within(gpu, config, 1, false, need(offloaded));
+    EXPECT_EQ(choice.config.offload, Offload::weights);
+    EXPECT_THAT(choice.description, testing::MatchesRegex("offload weights \\(saves [0-9]+ [KM]iB, .*\\)"));
+}
+
 /// Wide blocks compute for longer than their inputs take to cross the bus, so with recomputed blocks
 /// offloading costs nothing. A narrow model would wait for the bus.
 TEST(MemoryChoice, OffloadsResidualsWhereBlocksComputeForLongerThanTheBusTakes) {

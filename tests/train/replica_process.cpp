@@ -45,8 +45,7 @@ int count_differences(const Context& ctx, const Checkpoint& expected, const Chec
 }
 
 /// Saves the replica's state in parts, and reads it in rank 0.
-Checkpoint saved_in_parts(const Replica& replica, ProcessGroup& group,
-                          const std::filesystem::path& directory) {
+Checkpoint saved_in_parts(Replica& replica, ProcessGroup& group, const std::filesystem::path& directory) {
     const CheckpointDirectory checkpoints(directory);
     SnapshotWriter writer(checkpoints, replica.model.ctx);
     SharedSave save(group, writer);

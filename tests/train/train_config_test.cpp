@@ -297,11 +297,6 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
          },
          "offload: \"optimizer+gradients\" with lora-rank, whose gradients are small; expected no gradients"},
         {[](TrainConfig& c) {
-             c.adapters.rank = 4;
-             c.offload = Offload::weights;
-         },
-         "offload: \"weights\" with lora-rank, whose frozen weights stay on the device; expected no weights"},
-        {[](TrainConfig& c) {
              c.zero = 2;
              c.offload = Offload::residuals | Offload::weights;
          },
@@ -315,6 +310,12 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
          "gradient-dtype: \"bf16\" with lora-rank, whose gradients are small; expected f32"},
         {[](TrainConfig& c) { c.shard_copies = 1; },
          "shard-copies: 1 without zero, so that every process has the whole state; expected 0"},
+        {[](TrainConfig& c) {
+             c.adapters.rank = 4;
+             c.zero = 1;
+             c.shard_copies = 1;
+         },
+         "shard-copies: 1 with lora-rank, whose frozen weights no process copies; expected 0"},
     };
     ASSERT_EQ(std::size(examples), refused_combinations().size());
     for (std::size_t i = 0; i < std::size(examples); ++i) {

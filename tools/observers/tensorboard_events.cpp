@@ -194,9 +194,11 @@ void TensorBoardEvents::create_file() {
 void TensorBoardEvents::write(const StepReport& report) {
     with_file_name("tensorboard", directory_, [&] {
         if (!file_.is_open()) create_file();
-        if (size_ == 0)
-            append(event_record(0, event_field::file_version, "brain.Event:2") +
-                   event_record(report.step, event_field::session_log, session_start()));
+        const bool begins_file = size_ == 0;
+        if (begins_file) append(event_record(0, event_field::file_version, "brain.Event:2"));
+        if (begins_file || report.step <= last_step_)
+            append(event_record(report.step, event_field::session_log, session_start()));
+        last_step_ = report.step;
         append(event_record(report.step, event_field::summary, summary_of(report)));
     });
 }

@@ -24,7 +24,8 @@ std::string tensorboard_record(std::string_view data);
 /// A process that resumes a run begins another file, since a running TensorBoard does not notice that a file
 /// has become shorter. The new file's name sorts after the others, and its first event says that a session
 /// starts at its first step. TensorBoard then forgets all events for this step and later steps, which a
-/// previous process wrote after its last checkpoint.
+/// previous process wrote after its last checkpoint. A run that returns to a checkpoint, because a process
+/// was lost, writes such a session start to the same file.
 class TensorBoardEvents {
   public:
     enum class Run { starts, resumes };
@@ -37,7 +38,8 @@ class TensorBoardEvents {
     /// run without an identity has none.
     static bool exist_in(const std::filesystem::path& directory, const std::string& identity);
 
-    /// Writes an event; the first call creates the file. Throws Error when it cannot be written; the file
+    /// Writes an event; the first call creates the file. A step that is not after the last one starts a
+    /// session. Throws Error when it cannot be written; the file
     /// then contains nothing from the event.
     void write(const StepReport& report);
 
@@ -49,6 +51,7 @@ class TensorBoardEvents {
     std::string identity_;
     OpenFile file_;
     std::uint64_t size_ = 0;
+    std::int64_t last_step_ = 0;
 };
 
 }  // namespace gradtile

@@ -79,9 +79,6 @@ std::span<const RefusedCombination> refused_combinations() {
          [](const TrainConfig& c) { return has_part(c.offload, Offload::gradients) && c.adapters.rank > 0; },
          "with lora-rank, whose gradients are small; expected no gradients"},
         {"offload",
-         [](const TrainConfig& c) { return has_part(c.offload, Offload::weights) && c.adapters.rank > 0; },
-         "with lora-rank, whose frozen weights stay on the device; expected no weights"},
-        {"offload",
          [](const TrainConfig& c) {
              return has_part(c.offload, Offload::weights) && (c.zero == 1 || c.zero == 2);
          },
@@ -92,6 +89,8 @@ std::span<const RefusedCombination> refused_combinations() {
          "with lora-rank, whose gradients are small; expected f32"},
         {"shard-copies", [](const TrainConfig& c) { return c.shard_copies > 0 && c.zero == 0; },
          "without zero, so that every process has the whole state; expected 0"},
+        {"shard-copies", [](const TrainConfig& c) { return c.shard_copies > 0 && c.adapters.rank > 0; },
+         "with lora-rank, whose frozen weights no process copies; expected 0"},
     };
     return list;
 }

@@ -341,8 +341,6 @@ void validate(const TrainConfig& c, std::int64_t ranks) {
           " are too many; expected activations of at most 2^57 numbers");
     check(c.shard_copies == 0 || ranks > 1, "shard-copies: ", c.shard_copies,
           " with one process; expected 0, because no other process has a copy");
-    check(c.zero == 0 || c.adapters.rank == 0, "zero: ", c.zero, " with lora-rank ", c.adapters.rank,
-          "; the optimizer's state of adapters is small, expected zero 0");
     check(c.sample_prompt.size() <= setting_limits::max_sample_prompt_bytes,
           "sample-prompt: ", c.sample_prompt.size(), " bytes; expected at most ",
           setting_limits::max_sample_prompt_bytes);

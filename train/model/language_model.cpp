@@ -13,6 +13,10 @@
 namespace gradtile {
 namespace {
 
+Shape shape_of_codes(const Parameter& parameter) {
+    return {quantized_layout(parameter.format(), parameter.shape().elements()).words};
+}
+
 /// `what` is "parameter" or "master", for messages.
 void check_weights(std::span<const Parameter> parameters, const NamedTensors& tensors, const char* what,
                    const std::string& source) {
@@ -22,7 +26,7 @@ void check_weights(std::span<const Parameter> parameters, const NamedTensors& te
               parameter.shape());
         const Tensor& x = found->second;
         if (parameter.is_quantized() && x.dtype() == DType::i32) {
-            const Shape codes{quantized_layout(parameter.format(), parameter.shape().elements()).words};
+            const Shape codes = shape_of_codes(parameter);
             check(x.shape() == codes, source, ": ", what, " '", parameter.name(), "' is ", x.shape(), " in ",
                   name_of(parameter.format()), "; this model's is ", codes);
             continue;
@@ -39,17 +43,15 @@ void check_weights(std::span<const Parameter> parameters, const NamedTensors& te
               "' is not one of this model's");
 }
 
-/// Copies codes, or quantizes weights on the host.
-void copy_quantized(const Context& ctx, const Parameter& parameter, const Tensor& weights) {
-    Tensor codes = weights;
-    if (is_floating(weights.dtype())) {
-        const Context host = host_of(ctx);
-        codes = empty(host, parameter.codes().shape(), DType::i32);
-        const Tensor packed = weights.is_contiguous() ? weights : cast(host, weights, weights.dtype());
-        with_source(concat("parameter '", parameter.name(), "'"),
-                    [&] { quantize_weights(host, codes, packed, parameter.format()); });
-    }
-    copy(ctx, parameter.codes(), to_device(ctx, codes));
+/// Returns a quantized parameter's codes, or quantizes weights on the host.
+Tensor codes_of(const Context& ctx, const Parameter& parameter, const Tensor& weights) {
+    if (!is_floating(weights.dtype())) return to_device(ctx, weights);
+    const Context host = host_of(ctx);
+    const Tensor codes = empty(host, shape_of_codes(parameter), DType::i32);
+    const Tensor packed = weights.is_contiguous() ? weights : cast(host, weights, weights.dtype());
+    with_source(concat("parameter '", parameter.name(), "'"),
+                [&] { quantize_weights(host, codes, packed, parameter.format()); });
+    return to_device(ctx, codes);
 }
 
 }  // namespace
@@ -70,13 +72,14 @@ void check_model(const ModelConfig& config, const Checkpoint& checkpoint, const 
 
 LanguageModel::LanguageModel(const Context& context, const ModelConfig& config, DType dtype,
                              std::optional<Tokenizer> the_tokenizer, const FlatOptions& flat,
-                             const TrainingOptions& training, const AdapterOptions& adapters)
+                             const TrainingOptions& training, const AdapterOptions& adapters,
+                             bool frozen_value_block)
     : ctx(context),
       tokenizer(std::move(the_tokenizer)),
       transformer(config, parameters, frozen, training, adapters) {
     if (tokenizer) check_tokenizer(*tokenizer, config.vocabulary, "language model");
     parameters.allocate(ctx, dtype, flat);
-    if (has_adapters()) frozen.allocate(ctx, dtype, {.gradients = false});
+    if (has_adapters()) frozen.allocate(ctx, dtype, {.gradients = false, .value_block = frozen_value_block});
 }
 
 std::vector<std::int32_t> end_tokens_of(const ImportedText& imported,
@@ -95,13 +98,14 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
     copy_parameters(ctx, parameters, checkpoint, source, {});
 }
 
-Tensor padded_masters(const Context& ctx, const Parameter& parameter) {
-    return zeros(ctx, {rounded_up(parameter.padded_elements(), parameter_alignment)}, DType::f32);
+Tensor kept_numbers(const Context& ctx, const Parameter& parameter) {
+    if (parameter.is_quantized()) return empty(ctx, shape_of_codes(parameter), DType::i32);
+    return zeros(ctx, {rounded_up(parameter.padded_elements(), parameter_alignment)},
+                 parameter.is_frozen() ? parameter.dtype() : DType::f32);
 }
 
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source, const KeepMasters& keep) {
-    const DType dtype = keep ? DType::f32 : parameters.master().dtype();
     check_weights(parameters.parameters(), checkpoint.params, "parameter", source);
     if (!checkpoint.master.empty())
         check_weights(parameters.parameters(), checkpoint.master, "master", source);
@@ -110,12 +114,18 @@ void copy_parameters(const Context& ctx, const ParameterStore& parameters, const
         const bool has_master = master != checkpoint.master.end();
         const Tensor& value = checkpoint.params.at(parameter.name());
         if (parameter.is_quantized()) {
-            copy_quantized(ctx, parameter, has_master ? master->second : value);
+            const Tensor codes = codes_of(ctx, parameter, has_master ? master->second : value);
+            if (keep) {
+                keep(parameter, codes);
+            } else {
+                copy(ctx, parameter.codes(), codes);
+            }
             continue;
         }
-        const Tensor& weights = has_master && value.dtype() != dtype ? master->second : value;
         const Shape& shape = parameter.shape();
-        const Tensor kept = keep ? padded_masters(ctx, parameter) : Tensor();
+        const Tensor kept = keep ? kept_numbers(ctx, parameter) : Tensor();
+        const DType dtype = keep ? kept.dtype() : parameters.master().dtype();
+        const Tensor& weights = has_master && value.dtype() != dtype ? master->second : value;
         const Tensor own =
             keep ? kept.slice(0, 0, shape.elements()).reshape(shape) : parameters.master_of(parameter);
         copy(ctx, own, to_device(ctx, weights));

@@ -44,11 +44,12 @@ ImportedText imported_text_of(const Checkpoint& checkpoint, std::int64_t vocabul
                               const std::string& source);
 
 struct LanguageModel {
-    /// Allocates the parameters without initialising them. Throws Error if a tokenizer id is outside the
-    /// model's vocabulary.
+    /// Allocates the parameters without initialising them. `frozen_value_block`: see FlatOptions, for the
+    /// store of frozen parameters. Throws Error if a tokenizer id is outside the model's vocabulary.
     LanguageModel(const Context& ctx, const ModelConfig& config, DType dtype,
                   std::optional<Tokenizer> tokenizer, const FlatOptions& flat = {},
-                  const TrainingOptions& training = {}, const AdapterOptions& adapters = {});
+                  const TrainingOptions& training = {}, const AdapterOptions& adapters = {},
+                  bool frozen_value_block = true);
 
     Context ctx;
     std::optional<Tokenizer> tokenizer;  ///< empty for token files without one
@@ -79,12 +80,13 @@ std::vector<std::int32_t> end_tokens_of(const LanguageModel& model);
 /// missing, unknown, not floating-point or has another shape. After an error nothing has been copied.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source);
-/// Copies the weights like the function above into a store of 16-bit values without masters, and hands them
-/// to `keep`. A store without a value block keeps none of them.
+/// Copies the weights like the function above into a store of 16-bit values without masters, or into a store
+/// without a value block, which keeps none of them, and hands them to `keep`.
 void copy_parameters(const Context& ctx, const ParameterStore& parameters, const Checkpoint& checkpoint,
                      const std::string& source, const KeepMasters& keep);
-/// Returns new float32 zeros for a parameter's masters, flat, with padding up to the next parameter.
-Tensor padded_masters(const Context& ctx, const Parameter& parameter);
+/// Returns new memory for what KeepMasters receives of a parameter: zeros with padding up to the next
+/// parameter, or codes.
+Tensor kept_numbers(const Context& ctx, const Parameter& parameter);
 
 enum class Membership { inside, outside };
 /// Returns a checkpoint with only those parameters and masters from `checkpoint` whose names are in the

@@ -117,7 +117,10 @@ std::vector<StateTensor> ElementwiseOptimizer::state() const {
     for (std::size_t i = 0; i < names.size(); ++i) {
         const Tensor& moment = arrays_.moments[i];
         if (is_shard_) {
-            state.push_back({names[i], moment, parameters_, storage_.numbers(ranges_), storage_.layout()});
+            // Muon may leave no parameter to AdamW. A state without parameters is a counter.
+            if (!parameters_.empty())
+                state.push_back(
+                    {names[i], moment, parameters_, storage_.numbers(ranges_), storage_.layout()});
             continue;
         }
         std::int64_t begin = 0;  // each parameter is one range

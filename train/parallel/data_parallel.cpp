@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/side_stream.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/train/parallel/internal/frozen_values.h>
 #include <gradtile/train/parallel/internal/rounded_sum.h>
+#include <gradtile/train/parallel/internal/shard_exchange.h>
 #include <gradtile/train/parallel/internal/value_slots.h>
 
 namespace gradtile {
@@ -23,10 +24,9 @@ bool lies_in(const FlatRange& range, const Parameter& parameter) {
 }
 
 BucketRule bucket_rule(const DataParallelOptions& options, std::int64_t elements) {
-    constexpr std::int64_t most = 12 << 20;
     if (options.zero < 2 && !options.has_slots(1) && !options.has_value_slots(1))
-        return {.min_elements = most};
-    return {.min_elements = std::clamp(elements / 16, parameter_alignment, most), .end_with_stages = true};
+        return {.min_elements = max_bucket_elements};
+    return slot_bucket_rule(elements);
 }
 
 }  // namespace
@@ -55,18 +55,25 @@ struct DataParallel::Bucket {
 };
 
 DataParallel::DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
-                           const DataParallelOptions& options)
+                           const DataParallelOptions& options, const ParameterStore* frozen)
     : store_(store), communicator_(communicator), options_(options), gradients_(store.gradients()) {
     const int processes = communicator.size();
     if (processes == 1) options_.zero = 0;
     check(!options_.offloads_values || options_.zero == 0 || options_.zero == 3, "data parallel: zero ",
           options_.zero, " with offloaded values; expected 0 or 3");
     const bool has_slots = options_.has_slots(processes),
-               has_value_slots = options_.has_value_slots(processes);
+               has_value_slots = options_.has_value_slots(processes),
+               has_frozen_slots = options_.has_frozen_slots(processes);
     const std::int64_t elements = store.flat_elements();
     if (!is_sharded()) own_ranges_ = {{0, elements}};
-    if (processes == 1 && !has_slots && !has_value_slots) return;
+    if (processes == 1 && !has_slots && !has_value_slots && !has_frozen_slots) return;
     exchange_ = std::make_unique<SideStream>(ctx.device());
+    if (has_frozen_slots) {
+        check(frozen != nullptr, "data parallel: slots for frozen values; expected their store");
+        frozen_ = std::make_unique<FrozenValues>(ctx, host_memory(ctx), *frozen, communicator, options_,
+                                                 *exchange_);
+    }
+    if (processes == 1 && !has_slots && !has_value_slots) return;
     if (is_sharded()) {
         assign_shards(ctx);
     } else {
@@ -139,7 +146,7 @@ void DataParallel::make_slots(const Context& symmetric) {
             });
     if (!options_.has_value_slots(communicator_.size())) return;
     value_slots_ = std::make_unique<ValueSlots>(
-        symmetric, store_, ranges, exchange_.get(),
+        symmetric, store_.parameters(), store_.dtype(), ranges, exchange_.get(),
         [this](std::size_t bucket, const Context& exchange, const Tensor& values) {
             gather_own_values(exchange, buckets_[bucket], values);
         });
@@ -170,7 +177,7 @@ BackwardHooks DataParallel::start_micro_step(const Context& ctx, std::int64_t mi
         if (communicator_.size() > 1 && !ctx.is_planning() && micro_step + 1 == micro_steps)
             hooks = sum_hooks(ctx);
     }
-    if (value_slots_) hooks.before_stage = gather_stages(ctx);
+    if (value_slots_ || frozen_) hooks.before_stage = gather_stages(ctx);
     return hooks;
 }
 
@@ -245,30 +252,38 @@ void DataParallel::sum(const Context& ctx, const Tensor& x) const {
 }
 
 ForwardHooks DataParallel::overlap_gather_with_forward(const Context& ctx) {
-    if (value_slots_) {
-        release_values();
-        return {.before_stage = gather_stages(ctx)};
-    }
-    if (!is_sharded() || ctx.is_planning()) return {};
-    start_gathering(ctx);
+    if (value_slots_) release_values();
+    if (frozen_) frozen_->release();
+    const bool gathers_now = !value_slots_ && is_sharded() && !ctx.is_planning();
+    if (gathers_now) start_gathering(ctx);
+    const StageHook wait = gathers_now ? wait_for_gathered(ctx) : StageHook();
+    if (!value_slots_ && !frozen_) return {.before_stage = wait};
+    return {.before_stage = [wait, gather = gather_stages(ctx)](std::size_t stage,
+                                                                std::optional<std::size_t> next) {
+        if (wait) wait(stage, next);
+        gather(stage, next);
+    }};
+}
+
+StageHook DataParallel::wait_for_gathered(const Context& ctx) {
     next_bucket_ = 0;
-    const auto wait = [this, ctx](std::size_t stage, std::optional<std::size_t>) {
+    return [this, ctx](std::size_t stage, std::optional<std::size_t>) {
         for (; next_bucket_ < buckets_.size() && buckets_[next_bucket_].first_stage <= stage; ++next_bucket_)
             if (const auto& gathered = buckets_[next_bucket_].gathered) gathered->wait_in(ctx.stream());
     };
-    return {.before_stage = wait};
 }
 
 StageHook DataParallel::gather_stages(const Context& ctx) const {
     return [this, ctx](std::size_t stage, std::optional<std::size_t> next) {
-        value_slots_->before_stage(ctx, stage, next);
+        if (value_slots_) value_slots_->before_stage(ctx, stage, next);
+        if (frozen_) frozen_->before_stage(ctx, stage, next);
     };
 }
 
 void DataParallel::start_gathering(const Context& ctx) {
     const Context exchange = exchange_->after(ctx);
     for (const Bucket& bucket : buckets_) {
-        gather_bucket(exchange, bucket, slice_of(store_.values(), bucket.range), parameter_alignment);
+        gather_parts(exchange, communicator_, bucket.shards, slice_of(store_.values(), bucket.range));
         if (bucket.gathered) bucket.gathered->record(exchange.stream());
     }
 }
@@ -277,37 +292,16 @@ void DataParallel::start_gathering(const Context& ctx) {
 void DataParallel::gather_own_values(const Context& exchange, const Bucket& bucket,
                                      const Tensor& full) const {
     for (const auto& [range, packed] : bucket.own) {
-        const Tensor to = full.slice(0, range.begin - bucket.range.begin, range.length),
-                     from = own_values_.slice(0, packed, range.length);
-        if (options_.offloads_values && exchange.device().is_cuda()) {
-            // By a copy engine, so that the GPU's processors compute meanwhile.
-            cuda::copy_bytes(to.raw_data(), from.raw_data(), from.bytes(), exchange.device(),
-                             exchange.stream());
-        } else {
-            copy(exchange, to, from);
-        }
+        copy_part(exchange, full.slice(0, range.begin - bucket.range.begin, range.length),
+                  own_values_.slice(0, packed, range.length), options_.offloads_values);
     }
-    gather_bucket(exchange, bucket, full, parameter_alignment);
-}
-
-/// Sends every process's ranges of a bucket's numbers `full` to all others.
-void DataParallel::gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& full,
-                                 std::int64_t numbers_per_64) const {
-    const auto part_of = [&](const FlatRange& range) {
-        const auto numbers = [&](std::int64_t elements) {
-            return elements / parameter_alignment * numbers_per_64;
-        };
-        return slice_of(full, {numbers(range.begin - bucket.range.begin), numbers(range.length)});
-    };
-    if (bucket.shards.equal_parts > 0)
-        communicator_.all_gather(exchange, part_of(bucket.own.front().range),
-                                 part_of(bucket.shards.equal_range()));
-    for (const OwnedRange& part : bucket.shards.other_parts())
-        communicator_.broadcast(exchange, part_of(part.range), part.owner);
+    gather_parts(exchange, communicator_, bucket.shards, full);
 }
 
 void DataParallel::gather_values(const Context& ctx) {
-    if ((!is_sharded() && !value_slots_) || ctx.is_planning()) return;
+    if (ctx.is_planning()) return;
+    if (frozen_) frozen_->gather(ctx);
+    if (!is_sharded() && !value_slots_) return;
     if (!value_slots_) {
         start_gathering(ctx);
         exchange_->join(ctx);
@@ -323,6 +317,7 @@ void DataParallel::gather_values(const Context& ctx) {
 }
 
 void DataParallel::release_values() {
+    if (frozen_) frozen_->release();
     if (!value_slots_) return;
     value_slots_->forget();
     if (!gathered_values_.defined()) return;
@@ -330,13 +325,29 @@ void DataParallel::release_values() {
     gathered_values_ = {};
 }
 
+DataParallel::HeldSlots DataParallel::held_frozen() const {
+    return frozen_ ? frozen_->held() : HeldSlots();
+}
+
+void DataParallel::hold_frozen(const Context& ctx, const HeldSlots& held) {
+    if (frozen_) frozen_->hold(ctx, held);
+}
+
+void DataParallel::forget_frozen() {
+    if (frozen_) frozen_->forget();
+}
+
 std::size_t DataParallel::bytes_to_gather_values() const {
-    return value_slots_ ? static_cast<std::size_t>(store_.flat_elements()) * size_of(store_.dtype()) : 0;
+    const std::size_t own_store =
+        value_slots_ ? static_cast<std::size_t>(store_.flat_elements()) * size_of(store_.dtype()) : 0;
+    return own_store + (frozen_ ? frozen_->bytes_to_gather() : 0);
 }
 
 std::size_t DataParallel::value_bytes() const {
-    if (!value_slots_) return store_.values().bytes();
-    return (options_.offloads_values ? 0 : own_values_.bytes()) + value_slots_->bytes();
+    std::size_t bytes = frozen_ ? frozen_->slot_bytes() : 0;
+    if (frozen_ && !options_.offloads_frozen) bytes += frozen_->bytes_at_rest();
+    if (!value_slots_) return bytes + store_.values().bytes();
+    return bytes + (options_.offloads_values ? 0 : own_values_.bytes()) + value_slots_->bytes();
 }
 
 void DataParallel::gather_state(const Context& ctx, DType dtype, std::int64_t numbers_per_64,
@@ -354,7 +365,7 @@ void DataParallel::gather_state(const Context& ctx, DType dtype, std::int64_t nu
         const FlatRange range{numbers(bucket.range.begin), numbers(bucket.range.length)};
         const Tensor full = Tensor::from_blob(memory.raw_data(), {range.length}, dtype, memory.device());
         write(range, full);
-        gather_bucket(exchange_->after(ctx), bucket, full, numbers_per_64);
+        gather_parts(exchange_->after(ctx), communicator_, bucket.shards, full, numbers_per_64);
         exchange_->join(ctx);
         read(range, full);
     }

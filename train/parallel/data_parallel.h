@@ -12,13 +12,15 @@
 /// or in bfloat16, are computed in such slots in float32 at every level, also by a single process. With
 /// ZeRO-3 it also keeps only its shard's values, and every pass gathers those that it reads, one stage ahead
 /// (internal/value_slots.h). Values that are in other memory than the device's are brought to it in the same
-/// way, also by a single process. Some parameters must be updated whole by one process. Their gradients are
+/// way, also by a single process. Frozen parameters have no gradients, and are gathered or brought as values
+/// are (internal/frozen_values.h). Some parameters must be updated whole by one process. Their gradients are
 /// summed in every process, and the owners broadcast the new values. This method allows shards with unequal
 /// lengths, and costs three transfers per bucket instead of two.
 ///
 /// On a GPU exchanges run on a separate stream and can be captured with the step; on the CPU a call blocks
 /// until the exchange is complete.
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -31,6 +33,7 @@
 
 namespace gradtile {
 
+class FrozenValues;
 class SideStream;
 class ValueSlots;
 
@@ -41,6 +44,8 @@ struct DataParallelOptions {
     bool offloads_sums = false;    ///< gradients are added up in other memory than the device's
     bool bfloat16_sums = false;    ///< gradients are added up in bfloat16
     bool offloads_values = false;  ///< values are in other memory than the device's; zero is 0 or 3
+    bool shards_frozen = false;    ///< a process has a part of the frozen values, as with ZeRO-3
+    bool offloads_frozen = false;  ///< frozen values are in other memory than the device's
     /// Allocates what is in other memory than the device's (offload_allocator.h).
     std::shared_ptr<Allocator> host_allocator = {};
 
@@ -50,6 +55,8 @@ struct DataParallelOptions {
     }
     /// Whether passes read values from ValueSlots, so that the store must have no value block.
     bool has_value_slots(int processes) const { return (zero == 3 && processes > 1) || offloads_values; }
+    /// Whether passes read frozen values from slots, so that their store must have no value block.
+    bool has_frozen_slots(int processes) const { return (shards_frozen && processes > 1) || offloads_frozen; }
 };
 
 /// Returns the buckets of a DataParallel with these options. A bucket ends after 48 MiB of gradients, which
@@ -61,9 +68,10 @@ std::vector<ShardBucket> shard_buckets(const ParameterStore& store, int processe
 class DataParallel {
   public:
     /// `store` must be allocated, without a gradient block if options.has_slots(), and without a value block
-    /// if options.has_value_slots(). Store and communicator must outlive this object.
+    /// if options.has_value_slots(). `frozen`: the store of frozen parameters, allocated without a value
+    /// block; read only if options.has_frozen_slots(). Stores and communicator must outlive this object.
     DataParallel(const Context& ctx, const ParameterStore& store, const Communicator& communicator,
-                 const DataParallelOptions& options);
+                 const DataParallelOptions& options, const ParameterStore* frozen = nullptr);
     ~DataParallel();
 
     // ---- Gradients ----
@@ -94,11 +102,12 @@ class DataParallel {
     std::int64_t own_elements() const;
     /// Called after every process has updated its shard: starts to gather all values, in the order in which
     /// they are used, and returns hooks that make forward passes wait for them. With value slots the hooks
-    /// gather the values themselves. Every process then runs the same passes. Returns no hooks if the store
-    /// has all values, and the optimizer is not sharded.
+    /// gather the values themselves. Every process then runs the same passes. Returns no hooks if the stores
+    /// have all values, and the optimizer is not sharded.
     ForwardHooks overlap_gather_with_forward(const Context& ctx);
-    /// Gathers all values before further work on ctx's stream. With value slots ctx allocates a block for
-    /// them, which lasts until release_values() or the next overlap_gather_with_forward().
+    /// Gathers all values, frozen ones too, before further work on ctx's stream. With value slots ctx
+    /// allocates a block for them, which lasts until release_values() or the next
+    /// overlap_gather_with_forward().
     void gather_values(const Context& ctx);
     void release_values();
     /// Bytes that gather_values() allocates.
@@ -106,8 +115,19 @@ class DataParallel {
     /// With value slots: [own_elements()] the values of own_ranges(), packed, which the optimizer updates;
     /// else undefined.
     const Tensor& own_values() const { return own_values_; }
-    /// Bytes of the device's memory for values at rest and in passes.
+    /// Bytes of the device's memory for values at rest and in passes, with those of frozen values that have
+    /// slots.
     std::size_t value_bytes() const;
+    /// Null unless frozen values have slots.
+    FrozenValues* frozen() const { return frozen_.get(); }
+    bool offloads_frozen() const { return options_.offloads_frozen; }
+    /// Slots keep frozen values from pass to pass. A step in a graph reads what they held when it was
+    /// captured, and other passes change that: hold_frozen() gathers it again, before further work on ctx's
+    /// stream. Call forget_frozen() after a capture that failed, because its passes gathered nothing.
+    using HeldSlots = std::vector<std::vector<std::optional<std::size_t>>>;
+    HeldSlots held_frozen() const;
+    void hold_frozen(const Context& ctx, const HeldSlots& held);
+    void forget_frozen();
 
     // ---- Optimizer state (sharded) ----
     /// Reads or writes one bucket's numbers; `numbers` is their place in the flat state tensor.
@@ -130,10 +150,9 @@ class DataParallel {
     void sum_bucket(const Context& exchange, const Bucket& bucket, const Tensor& local) const;
     void sum_complete_buckets(const Context& ctx);
     void start_gathering(const Context& ctx);
+    StageHook wait_for_gathered(const Context& ctx);
     void gather_own_values(const Context& exchange, const Bucket& bucket, const Tensor& full) const;
     StageHook gather_stages(const Context& ctx) const;
-    void gather_bucket(const Context& exchange, const Bucket& bucket, const Tensor& full,
-                       std::int64_t numbers_per_64) const;
 
     const ParameterStore& store_;
     const Communicator& communicator_;
@@ -145,6 +164,7 @@ class DataParallel {
     Tensor own_values_, gathered_values_;  // with value slots
     std::unique_ptr<GradientSlots> slots_;
     std::unique_ptr<ValueSlots> value_slots_;
+    std::unique_ptr<FrozenValues> frozen_;
     bool adds_ = false;                    // sums are added to those of the micro-steps before
     DropoutKey rounding_;                  // of sums in bfloat16 that are added
     std::vector<const Bucket*> complete_;  // complete buckets whose sums have not started

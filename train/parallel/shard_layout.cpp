@@ -64,6 +64,11 @@ FlatRange ShardBucket::other_range() const {
     return {begin, range.end() - begin};
 }
 
+BucketRule slot_bucket_rule(std::int64_t elements) {
+    return {.min_elements = std::clamp(elements / 16, parameter_alignment, max_bucket_elements),
+            .end_with_stages = true};
+}
+
 std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, const FlatRange& within,
                                         const BucketRule& rule) {
     std::vector<FlatRange> buckets;

@@ -23,12 +23,19 @@ void visit_packed(std::span<const FlatRange> ranges, const FlatRange& within, Vi
     }
 }
 
+/// 48 MiB of gradients in float32, which are two GPT-2 124M blocks.
+inline constexpr std::int64_t max_bucket_elements = 12 << 20;
+
 /// Where buckets end: at the first border between parameters after at least `min_elements`. A large parameter
 /// is not cut: one large exchange is faster than several.
 struct BucketRule {
     std::int64_t min_elements = 1;
     bool end_with_stages = false;  ///< also where a stage begins (ParameterStore::begin_stage())
 };
+
+/// The rule where slots hold a few buckets: a bucket ends after a 16th of all elements, at most 12M of them,
+/// and with its stage.
+BucketRule slot_bucket_rule(std::int64_t elements);
 
 /// Cuts `within`, which begins and ends at borders between parameters, into buckets.
 std::vector<FlatRange> cut_into_buckets(std::span<const Parameter> parameters, const FlatRange& within,

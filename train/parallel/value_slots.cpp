@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include <gradtile/core/quantized_weights.h>
 #include <gradtile/core/side_stream.h>
 
 namespace gradtile {
@@ -31,14 +32,20 @@ struct ValueSlots::Slot {
     Tensor memory;
     std::vector<std::size_t> buckets = {};  // those that take turns
     Bucket* held = nullptr;
+    bool is_planned = false;  // a dry run has gathered nothing
 };
 
-ValueSlots::ValueSlots(const Context& memory, const ParameterStore& store, std::span<const FlatRange> buckets,
-                       const SideStream* side, Gather gather)
-    : memory_(memory), dtype_(store.dtype()), side_(side), gather_(std::move(gather)) {
+std::int64_t numbers_in_block(const Parameter& parameter) {
+    return parameter.is_quantized() ? quantized_layout(parameter.format(), parameter.shape().elements()).words
+                                    : parameter.padded_elements();
+}
+
+ValueSlots::ValueSlots(const Context& memory, std::span<const Parameter> parameters, DType dtype,
+                       std::span<const FlatRange> buckets, const SideStream* side, Gather gather)
+    : memory_(memory), dtype_(dtype), side_(side), gather_(std::move(gather)) {
     for (const FlatRange& range : buckets) {
         Bucket& bucket = buckets_.emplace_back(Bucket{.range = range});
-        for (const Parameter& parameter : store.parameters())
+        for (const Parameter& parameter : parameters)
             if (parameter.offset() >= range.begin && parameter.offset() < range.end())
                 bucket.parameters.push_back(parameter);
         bucket.first_stage = bucket.parameters.front().first_stage();
@@ -86,30 +93,58 @@ void ValueSlots::forget() {
 
 void ValueSlots::gather(const Context& ctx, Bucket& bucket) {
     Slot& slot = slots_[bucket.slot];
-    if (slot.held == &bucket) return;
+    if (slot.held == &bucket && (!slot.is_planned || ctx.is_planning())) return;
     evict(slot);
-    slot.held = &bucket;
     const Tensor values = slot.memory.slice(0, 0, bucket.range.length);
+    if (!ctx.is_planning()) {
+        const Context exchange = side_->after(ctx);  // the slot's last readers are on ctx's stream already
+        gather_(static_cast<std::size_t>(&bucket - buckets_.data()), exchange, values);
+        if (bucket.gathered) bucket.gathered->record(exchange.stream());
+        bucket.is_awaited = false;
+    }
+    // Only now: an exchange that another process's loss ends leaves no values.
+    slot.held = &bucket;
+    slot.is_planned = ctx.is_planning();
     for (const Parameter& parameter : bucket.parameters)
         parameter.set_value(
-            values.slice(0, parameter.offset() - bucket.range.begin, parameter.padded_elements()));
-    if (ctx.is_planning()) return;
-    const Context exchange = side_->after(ctx);  // the slot's last readers are on ctx's stream already
-    gather_(static_cast<std::size_t>(&bucket - buckets_.data()), exchange, values);
-    if (bucket.gathered) bucket.gathered->record(exchange.stream());
-    bucket.is_awaited = false;
+            values.slice(0, parameter.offset() - bucket.range.begin, numbers_in_block(parameter)));
+}
+
+void ValueSlots::wait_for(const Context& ctx, Bucket& bucket) const {
+    if (bucket.gathered && !ctx.is_planning() && !std::exchange(bucket.is_awaited, true))
+        bucket.gathered->wait_in(ctx.stream());
 }
 
 void ValueSlots::before_stage(const Context& ctx, std::size_t stage, std::optional<std::size_t> next) {
     for (Bucket& bucket : buckets_) {
         if (!bucket.is_read_in(stage)) continue;
         gather(ctx, bucket);
-        if (bucket.gathered && !ctx.is_planning() && !std::exchange(bucket.is_awaited, true))
-            bucket.gathered->wait_in(ctx.stream());
+        wait_for(ctx, bucket);
     }
     if (!next) return;
     for (Bucket& bucket : buckets_)
         if (bucket.is_read_in(*next)) gather(ctx, bucket);
+}
+
+ValueSlots::Held ValueSlots::held() const {
+    Held held;
+    for (const Slot& slot : slots_)
+        held.push_back(slot.held && !slot.is_planned
+                           ? std::optional(static_cast<std::size_t>(slot.held - buckets_.data()))
+                           : std::nullopt);
+    return held;
+}
+
+void ValueSlots::hold(const Context& ctx, const Held& held) {
+    for (const std::optional<std::size_t>& i : held) {
+        if (!i) continue;
+        gather(ctx, buckets_[*i]);
+        wait_for(ctx, buckets_[*i]);
+    }
+}
+
+const Tensor& ValueSlots::longest() const {
+    return slots_.front().memory;  // the longest bucket chose first
 }
 
 std::size_t ValueSlots::bytes() const {

@@ -1,15 +1,15 @@
 // TensorBoard's event files, read by a small reader that shares no code with the writer.
 #include <gradtile/tools/observers/tensorboard_events.h>
 
+#include <chrono>
 #include <cmath>
-#include <cstring>
-#include <map>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <support/error_message.h>
 #include <support/temporary_directory.h>
+#include <support/tensorboard_reader.h>
 
 #include <train/tiny_run.h>
 
@@ -19,150 +19,16 @@
 namespace gradtile {
 namespace {
 
+using test::crc_by_definition;
+using test::Event;
+using test::events_in;
+using test::files_in;
+using test::records_in;
+using test::shown_steps;
 using test::TemporaryDirectory;
 using test::TinyRun;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-// ---- An independent reader ----
-
-/// CRC-32C bit by bit, from the definition in RFC 3720, appendix B.4.
-std::uint32_t crc_by_definition(const std::string& bytes) {
-    std::uint32_t state = 0xffffffffu;
-    for (const char c : bytes) {
-        state ^= static_cast<unsigned char>(c);
-        for (int bit = 0; bit < 8; ++bit) state = (state & 1u) != 0 ? (state >> 1) ^ 0x82f63b78u : state >> 1;
-    }
-    return ~state;
-}
-
-std::uint32_t unmasked(std::uint32_t masked) {
-    const std::uint32_t rotated = masked - 0xa282ead8u;
-    return rotated >> 17 | rotated << 15;
-}
-
-template <class T>
-T take(std::string& bytes) {
-    T value{};
-    check(bytes.size() >= sizeof value, "the file ends too early");
-    std::memcpy(&value, bytes.data(), sizeof value);
-    bytes.erase(0, sizeof value);
-    return value;
-}
-
-std::string take_bytes(std::string& bytes, std::uint64_t count) {
-    check(bytes.size() >= count, "the file ends too early");
-    const std::string part = bytes.substr(0, count);
-    bytes.erase(0, count);
-    return part;
-}
-
-std::uint64_t take_varint(std::string& bytes) {
-    std::uint64_t value = 0;
-    for (int shift = 0;; shift += 7) {
-        const auto byte = take<unsigned char>(bytes);
-        value |= static_cast<std::uint64_t>(byte & 0x7f) << shift;
-        if (byte < 0x80) return value;
-    }
-}
-
-/// Returns every record's data; checks lengths and checksums.
-std::vector<std::string> records_in(std::string bytes) {
-    std::vector<std::string> records;
-    while (!bytes.empty()) {
-        const std::string length = bytes.substr(0, 8);
-        const auto size = take<std::uint64_t>(bytes);
-        EXPECT_EQ(unmasked(take<std::uint32_t>(bytes)), crc_by_definition(length));
-        records.push_back(take_bytes(bytes, size));
-        EXPECT_EQ(unmasked(take<std::uint32_t>(bytes)), crc_by_definition(records.back()));
-    }
-    return records;
-}
-
-struct Event {
-    double wall_time = 0.0;
-    std::uint64_t step = 0;
-    std::string file_version;
-    std::uint64_t session_status = 0;
-    std::map<std::string, float> scalars = {};
-};
-
-/// Calls use(field, wire type, value bytes) for each field in a message.
-template <class Use>
-void for_fields(std::string message, Use&& use) {
-    while (!message.empty()) {
-        const std::uint64_t key = take_varint(message);
-        const std::string before = message;
-        switch (key & 7) {
-            case 0:
-                take_varint(message);
-                use(key >> 3, before.substr(0, before.size() - message.size()));
-                break;
-            case 1:
-                use(key >> 3, take_bytes(message, 8));
-                break;
-            case 2: {
-                const std::uint64_t size = take_varint(message);
-                use(key >> 3, take_bytes(message, size));
-                break;
-            }
-            case 5:
-                use(key >> 3, take_bytes(message, 4));
-                break;
-            default:
-                throw Error(concat("wire type ", key & 7));
-        }
-    }
-}
-
-Event event_in(const std::string& record) {
-    Event event;
-    for_fields(record, [&](std::uint64_t field, std::string value) {
-        if (field == 1) event.wall_time = take<double>(value);
-        if (field == 2) event.step = take_varint(value);
-        if (field == 3) event.file_version = value;
-        if (field == 5)
-            for_fields(value, [&](std::uint64_t, const std::string& scalar) {
-                std::string tag;
-                for_fields(scalar, [&](std::uint64_t part, std::string content) {
-                    if (part == 1) tag = content;
-                    if (part == 2) event.scalars[tag] = take<float>(content);
-                });
-            });
-        if (field == 7)
-            for_fields(value, [&](std::uint64_t, std::string status) {
-                event.session_status = take_varint(status);
-            });
-    });
-    return event;
-}
-
-std::vector<std::filesystem::path> files_in(const std::filesystem::path& directory) {
-    std::vector<std::filesystem::path> files;
-    for (const auto& entry : std::filesystem::directory_iterator(directory)) files.push_back(entry.path());
-    std::ranges::sort(files);
-    return files;
-}
-
-std::vector<Event> events_in(const std::filesystem::path& file) {
-    std::ifstream stream(file, std::ios::binary);
-    const std::string bytes(std::istreambuf_iterator<char>(stream), {});
-    std::vector<Event> events;
-    for (const std::string& record : records_in(bytes)) events.push_back(event_in(record));
-    return events;
-}
-
-/// The steps that TensorBoard shows: a session start removes its step and later steps.
-std::vector<std::uint64_t> shown_steps(const std::filesystem::path& directory) {
-    std::vector<std::uint64_t> steps;
-    for (const auto& file : files_in(directory))
-        for (const Event& event : events_in(file)) {
-            if (event.session_status == 1)
-                std::erase_if(steps, [&](std::uint64_t step) { return step >= event.step; });
-            if (!event.scalars.empty()) steps.push_back(event.step);
-        }
-    return steps;
-}
 
 std::vector<std::uint64_t> steps_up_to(std::uint64_t last) {
     std::vector<std::uint64_t> steps;
@@ -221,6 +87,20 @@ TEST(TensorBoardEvents, HoldTheNumbersOfMetrics) {
     EXPECT_TRUE(std::isnan(events[3].scalars.at("loss")));
     const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
     EXPECT_NEAR(events[3].wall_time, now.count(), 600.0);
+}
+
+/// The run returned from step 6 to the checkpoint of step 3, and later trained step 8 twice.
+TEST(TensorBoardEvents, AStepThatIsTrainedAgainIsShownOnce) {
+    const TemporaryDirectory place;
+    {
+        TensorBoardEvents events(place.path(), TensorBoardEvents::Run::starts, "");
+        for (const std::int64_t step : {1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8, 8, 9}) events.write(report_of(step));
+    }
+    EXPECT_EQ(shown_steps(place.path()), steps_up_to(9));
+    std::vector<std::uint64_t> starts;
+    for (const Event& event : events_in(files_in(place.path()).at(0)))
+        if (event.session_status == 1) starts.push_back(event.step);
+    EXPECT_THAT(starts, ElementsAre(1, 4, 8));
 }
 
 // ---- Files ----

@@ -12,6 +12,8 @@
 
 #include "processes.h"
 
+#include <support/tensorboard_reader.h>
+
 namespace gradtile::test {
 namespace {
 
@@ -163,32 +165,40 @@ TEST_F(ReplacedRanks, MayBeLostInAnyExchange) {
         options_ = before;
         return outcome;
     };
-    for (const char* const zero : {"1", "2", "3"})
-        for (const char* const copies : {"0", "1"}) {
-            const Arguments settings = {"--zero", zero, "--shard-copies", copies};
+    std::vector<Arguments> all_settings;
+    for (const char* const zero : {"1", "2", "3"}) {
+        all_settings.push_back({"--zero", zero});
+        all_settings.push_back({"--zero", zero, "--shard-copies", "1"});
+    }
+    const std::string base = place_ / "base";
+    expect_success(run(tiny_training(stories_, base)));
+    const Arguments adapters = {"--init-from", base, "--lora-rank", "2", "--zero"};
+    for (const Arguments& more : {Arguments{"1"}, {"3"}, {"3", "--frozen-dtype", "nf4"}})
+        all_settings.push_back(adapters + more);
+    for (const Arguments& settings : all_settings) {
+        extra_settings_ = settings;
+        const std::filesystem::path straight = place_ / concat("straight", counter_++);
+        ASSERT_EQ(train(straight, "-1:0:0").exit_code, 0);
+        for (int round = 0; round < 4 * fault_rounds; ++round) {
             extra_settings_ = settings;
-            const std::filesystem::path straight = place_ / concat("straight", zero, copies);
-            ASSERT_EQ(train(straight, "-1:0:0").exit_code, 0);
-            for (int round = 0; round < 4 * fault_rounds; ++round) {
-                extra_settings_ = settings;
-                if (round % 2 == 1) extra_settings_.push_back("--checkpoint-parts");
-                const int signal = round % 4 == 3 ? SIGSTOP : SIGKILL;
-                const std::string place = concat(round % ranks_, ':', signal, ':', 2 + random_below(600));
-                SCOPED_TRACE(concat(join(extra_settings_), " at ", place));
-                const std::filesystem::path out = place_ / concat("run", counter_++);
-                const Outcome outcome = train(out, place);
-                EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-                EXPECT_EQ(tensors_of(out), tensors_of(straight)) << outcome.err;
-                EXPECT_EQ(steps_of(out), steps_of(straight)) << outcome.err;
-                if (copies[0] == '1') {
-                    EXPECT_THAT(outcome.err, Not(HasSubstr("the run returns to step ")));
-                }
-                std::smatch found;
-                const bool was_lost =
-                    std::regex_search(outcome.err, found, std::regex("waited for it in ([^;]*);"));
-                ++operations[was_lost ? found[1].str() : outcome.err.empty() ? "no loss" : "no wait"];
+            if (round % 2 == 1) extra_settings_.push_back("--checkpoint-parts");
+            const int signal = round % 4 == 3 ? SIGSTOP : SIGKILL;
+            const std::string place = concat(round % ranks_, ':', signal, ':', 2 + random_below(600));
+            SCOPED_TRACE(concat(join(extra_settings_), " at ", place));
+            const std::filesystem::path out = place_ / concat("run", counter_++);
+            const Outcome outcome = train(out, place);
+            EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+            EXPECT_EQ(tensors_of(out), tensors_of(straight)) << outcome.err;
+            EXPECT_EQ(steps_of(out), steps_of(straight)) << outcome.err;
+            if (has_copies(settings)) {
+                EXPECT_THAT(outcome.err, Not(HasSubstr("the run returns to step ")));
             }
+            std::smatch found;
+            const bool was_lost =
+                std::regex_search(outcome.err, found, std::regex("waited for it in ([^;]*);"));
+            ++operations[was_lost ? found[1].str() : outcome.err.empty() ? "no loss" : "no wait"];
         }
+    }
     for (const auto& [operation, count] : operations)
         std::printf("lost in %s: %d\n", operation.c_str(), count);
 }
@@ -248,6 +258,23 @@ TEST_F(ReplacedRanks, ReturnToTheStartBeforeTheFirstCheckpoint) {
     }
     EXPECT_THAT(stop(program).err, HasSubstr("no checkpoint was saved yet"));
     expect_resumable(out);
+}
+
+/// Steps that are trained again are shown once, and a new rank 0 writes another file.
+TEST_F(ReplacedRanks, GoOnWithTheEventsForTensorBoard) {
+    const std::filesystem::path out = place_ / "run", events = place_ / "events";
+    extra_settings_ = {"--zero", "1", "--tensorboard", events.string()};
+    Program program = launch(training(out));
+    for (const int rank : {1, 0}) {
+        wait_for_steps(program, out, steps_done(out) + 30);
+        seconds_to_next_step(program, out, [&] { signal_process(process_of(out, rank), SIGKILL); });
+    }
+    const Outcome outcome = stop(program);
+    EXPECT_THAT(outcome.err, Not(HasSubstr("tensorboard")));
+    std::vector<std::uint64_t> expected;
+    for (const nlohmann::json& step : steps_of(out)) expected.push_back(step["step"].get<std::uint64_t>());
+    EXPECT_EQ(shown_steps(events), expected);
+    EXPECT_EQ(files_in(events).size(), 2u);
 }
 
 /// A process that dies again and again does not keep the run busy for ever.

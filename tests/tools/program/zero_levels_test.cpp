@@ -143,7 +143,7 @@ TEST_F(DataParallelTraining, ShardedMuonIsBitIdenticalToUnsharded) {
 /// anything in the gradients' padding, which the gradient norm and blocks of moments include.
 TEST_F(DataParallelTraining, SavesAndResumesOfAShardedStateChangeNoLaterStep) {
     const Arguments rounded = {"--moment-dtype", "bf16"}, in_8_bits = {"--moment-dtype", "int8"},
-                    split = {"--dtype", "bf16", "--masters", "split"};
+                    split = {"--dtype", "bf16", "--masters", "split"}, sums = {"--gradient-dtype", "bf16"};
     for (const auto& [optimizer, zero, variant] : {std::tuple{"adamw", "1", Arguments()},
                                                    {"adamw", "1", rounded},
                                                    {"adamw", "1", in_8_bits + split},
@@ -152,6 +152,8 @@ TEST_F(DataParallelTraining, SavesAndResumesOfAShardedStateChangeNoLaterStep) {
                                                    {"adamw", "2", in_8_bits + split},
                                                    {"lion", "2", Arguments()},
                                                    {"muon", "2", in_8_bits},
+                                                   {"adamw", "1", split + sums},
+                                                   {"adamw", "3", in_8_bits + split + sums},
                                                    {"adamw", "3", in_8_bits + split},
                                                    {"lion", "3", Arguments()},
                                                    {"muon", "3", in_8_bits}}) {

@@ -1,17 +1,10 @@
 // Weights in other memory than the device's (--offload weights). On the CPU both are memory, so that every
 // step, its evaluations and its checkpoints can be compared with those of weights on the device.
-#include <algorithm>
-#include <map>
-
 #include <gmock/gmock.h>
 
-#include "forked_ranks.h"
+#include "trained_replica.h"
 
-#include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/checkpoint/checkpoint.h>
 #include <gradtile/train/memory_request.h>
-#include <gradtile/train/optimizers/global_norm.h>
-#include <gradtile/train/replica.h>
 
 #include <support/counted_memory.h>
 #include <support/error_message.h>
@@ -20,109 +13,13 @@
 namespace gradtile::test {
 namespace {
 
-TrainConfig small_run() {
-    TrainConfig config;
-    config.model = {.layers = 5, .heads = 2, .width = 64, .context = 16, .vocabulary = 101};
-    config.batch = 4;
-    config.micro_batch = 1;
-    config.out.clear();
-    return config;
-}
-
-/// A replica with its steps, without the Trainer, which refuses to offload on a CPU.
-class TrainedReplica {
-  public:
-    TrainedReplica(const TrainConfig& config, const Communicator& communicator)
-        : communicator_(communicator), replica_(ctx_, config, std::nullopt, communicator) {
-        replica_.initialize(Seed{1});
-    }
-    /// Two micro-steps, whose tokens depend on the step and the process, clipping and the update. Then the
-    /// losses of an evaluation and the values that a sample would read.
-    void step(int number) {
-        DataParallel& parallel = replica_.parallel;
-        const ForwardHooks gather = parallel.overlap_gather_with_forward(ctx_);
-        const auto seed = from_host(ctx_, DropoutKey::seed_words(1, number), {2});
-        for (std::int64_t micro_step = 0; micro_step < 2; ++micro_step) {
-            const Tensor batch = tokens(2 * number + static_cast<int>(micro_step));
-            const BackwardHooks hooks =
-                parallel.start_micro_step(ctx_, micro_step, 2, DropoutKey::from_seed_tensor(seed));
-            Transformer::Saved saved;
-            transformer().forward(ctx_, batch, batch, saved, {.gradient_scale = 0.5, .hooks = gather});
-            transformer().backward(ctx_, std::move(saved), hooks);
-        }
-        replica_.model.parameters.zero_unwritten_gradients(ctx_);
-        parallel.finish_gradients(ctx_);
-        ClipOptions clipping{.max_norm = 0.5};
-        if (parallel.is_sharded())
-            clipping.add_other_parts = [&](const Tensor& squares) { parallel.sum(ctx_, squares); };
-        const Clip clip = clip_global_norm(ctx_, parallel.gradients(), clipping);
-        replica_.optimizer->step(ctx_, 1e-2, {.gradient_scale = clip.scale});
-        seen_["norm"].push_back(item(ctx_, clip.norm));
-        const ForwardHooks again = parallel.overlap_gather_with_forward(ctx_);
-        add("evaluation", to_host(ctx_, transformer().evaluate(ctx_, tokens(99), tokens(99), {}, again)));
-        parallel.gather_values(ctx_);
-        for (const Parameter& parameter : replica_.model.parameters.parameters())
-            add("sample", to_host(ctx_, parameter.value()));
-        parallel.release_values();
-    }
-    /// Copies of a checkpoint's tensors; none except in process 0 if the replica is sharded.
-    Checkpoint saved() {
-        Checkpoint views, copies;
-        replica_.save_into(views);
-        for (const char* group : {"params", "master", "optimizer"})
-            for (const auto& [name, x] : tensors_of(views, group))
-                tensors_of(copies, group)[name] = cast(ctx_, x, x.dtype());
-        return copies;
-    }
-    /// Everything that was computed, and the checkpoint's numbers.
-    std::map<std::string, std::vector<double>> numbers() {
-        std::map<std::string, std::vector<double>> all = seen_;
-        Checkpoint checkpoint = saved();
-        for (const char* group : {"params", "master", "optimizer"})
-            for (const auto& [name, x] : tensors_of(checkpoint, group))
-                all[concat(group, '/', name)] = to_host(ctx_, x);
-        return all;
-    }
-    Replica& replica() { return replica_; }
-
-  private:
-    const Transformer& transformer() const { return replica_.model.transformer; }
-    Tensor tokens(int number) const {
-        std::vector<std::int32_t> ids;
-        for (int i = 0; i < 16; ++i)
-            ids.push_back((7 * i * i + 13 * number + 29 * communicator_.rank()) % 101);
-        return from_host(ctx_, ids, {1, 16});
-    }
-    void add(const std::string& name, const std::vector<double>& values) {
-        seen_[name].insert(seen_[name].end(), values.begin(), values.end());
-    }
-
-    const Context ctx_{Device::cpu(), 1};
-    const Communicator& communicator_;
-    Replica replica_;
-    std::map<std::string, std::vector<double>> seen_;
-};
-
 /// The first name whose numbers differ; empty if there is none.
-std::string first_difference(const TrainConfig& config, Offload kept, const Communicator& communicator) {
-    std::map<std::string, std::vector<double>> numbers[2];
-    for (const bool offloads : {false, true}) {
-        TrainConfig of_run = config;
-        of_run.offload = offloads ? kept | Offload::weights : kept;
-        TrainedReplica run(of_run, communicator);
-        for (int step = 1; step <= 3; ++step) run.step(step);
-        numbers[offloads ? 1 : 0] = run.numbers();
-    }
-    if (numbers[0].size() != numbers[1].size()) return "the number of tensors";
-    for (const auto& [name, values] : numbers[0])
-        if (values != numbers[1][name]) return name;
-    return {};
+std::string difference_by_offload(const TrainConfig& config, Offload kept, const Communicator& communicator) {
+    TrainConfig on_device = config, offloaded = config;
+    on_device.offload = kept;
+    offloaded.offload = kept | Offload::weights;
+    return first_difference(on_device, offloaded, communicator);
 }
-
-struct Alone {
-    ProcessGroup group;
-    std::unique_ptr<Communicator> communicator = make_communicator(Context(Device::cpu(), 1), group);
-};
 
 TEST(OffloadedValues, TrainToTheBitAsValuesOnTheDevice) {
     const Alone alone;
@@ -139,7 +36,7 @@ TEST(OffloadedValues, TrainToTheBitAsValuesOnTheDevice) {
                 config.masters = masters;
                 SCOPED_TRACE(
                     concat(name_of(dtype), " masters ", name_of(masters), " offload ", name_of(kept)));
-                EXPECT_EQ(first_difference(config, kept, *alone.communicator), "");
+                EXPECT_EQ(difference_by_offload(config, kept, *alone.communicator), "");
             }
 }
 
@@ -163,7 +60,7 @@ TEST(OffloadedValues, TrainToTheBitWithTheOptionsOfModels) {
                                                }}) {
         TrainConfig config = small_run();
         change(config);
-        EXPECT_EQ(first_difference(config, Offload::none, *alone.communicator), "");
+        EXPECT_EQ(difference_by_offload(config, Offload::none, *alone.communicator), "");
     }
 }
 
@@ -188,12 +85,6 @@ TEST(OffloadedValues, ResumeInEitherPlace) {
     }
 }
 
-void expect_success(ForkedRanks& ranks, int size) {
-    const std::vector<Exit> exits = ranks.exits();
-    for (std::size_t rank = 0; rank < static_cast<std::size_t>(size); ++rank)
-        EXPECT_EQ(exits[rank].exit_code, 0) << "process " << rank << ": " << exits[rank].output;
-}
-
 /// In its own memory, each process of --zero 0 has all values, and of --zero 3 its shard's.
 TEST(OffloadedValues, TrainToTheBitInSeveralProcesses) {
     for (const int size : {2, 3, 4})
@@ -207,7 +98,8 @@ TEST(OffloadedValues, TrainToTheBitInSeveralProcesses) {
                     config.zero = zero;
                     config.optimizer = optimizer;
                     config.dtype = TrainDType::bf16;
-                    const std::string difference = first_difference(config, Offload::none, *communicator);
+                    const std::string difference =
+                        difference_by_offload(config, Offload::none, *communicator);
                     check(difference.empty(), difference, " differs in process ", group.rank());
                     group.leave();
                 });

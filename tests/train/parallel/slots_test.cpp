@@ -208,13 +208,14 @@ struct StagedStore {
         store.allocate(ctx, dtype, {.value_block = false});
         buckets = cut_into_buckets(store.parameters(), {0, store.flat_elements()},
                                    {.min_elements = 384, .end_with_stages = true});
-        slots = std::make_unique<ValueSlots>(
-            ctx, store, buckets, &side, [this](std::size_t i, const Context&, const Tensor& values) {
-                EXPECT_EQ(values.elements(), buckets[i].length);
-                for (std::int64_t k = 0; k < values.elements(); ++k)
-                    values.data<float>()[k] = static_cast<float>(buckets[i].begin + k);
-                ++gathers[i];
-            });
+        slots = std::make_unique<ValueSlots>(ctx, store.parameters(), dtype, buckets, &side,
+                                             [this](std::size_t i, const Context&, const Tensor& values) {
+                                                 EXPECT_EQ(values.elements(), buckets[i].length);
+                                                 for (std::int64_t k = 0; k < values.elements(); ++k)
+                                                     values.data<float>()[k] =
+                                                         static_cast<float>(buckets[i].begin + k);
+                                                 ++gathers[i];
+                                             });
     }
     /// Expects that the parameters that the stage reads have their values.
     void expect_values(std::size_t stage) const {
@@ -285,7 +286,8 @@ TEST(ValueSlots, TakeTurnsInAFewSlots) {
 TEST(ValueSlots, AllocateWhatADryRunCounts) {
     const Context dry = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cpu()));
     const StagedStore s(false);
-    EXPECT_EQ(ValueSlots(dry, s.store, s.buckets, nullptr, {}).bytes(), s.slots->bytes());
+    EXPECT_EQ(ValueSlots(dry, s.store.parameters(), s.store.dtype(), s.buckets, nullptr, {}).bytes(),
+              s.slots->bytes());
 }
 
 class ValueSlotsOnAGpu : public CudaTest {};
@@ -309,7 +311,7 @@ TEST_F(ValueSlotsOnAGpu, HoldWhatAStageReadsInACapturedGraph) {
     for (const Parameter& parameter : store.parameters())
         fill(gpu(), source.slice(0, parameter.offset(), elements),
              static_cast<double>(parameter.first_stage()));
-    ValueSlots slots(gpu(), store, buckets, &side,
+    ValueSlots slots(gpu(), store.parameters(), store.dtype(), buckets, &side,
                      [&](std::size_t i, const Context& exchange, const Tensor& values) {
                          copy(exchange, values, source.slice(0, buckets[i].begin, buckets[i].length));
                      });
