@@ -28,7 +28,7 @@ done
 install() {
   cmp --silent "$2" "$1/installed.txt" && return
   rm -rf "$1"
-  if ! { python3 -m venv "$1" && "$1/bin/python" -m pip install --quiet --timeout 30 --retries 2 -r "$2"; } >"$1.log" 2>&1; then
+  if ! { python3 -m venv "$1" && "$1/bin/python" -m pip install --quiet --no-compile --timeout 30 --retries 2 -r "$2"; } >"$1.log" 2>&1; then
     echo "judge.sh: cannot install $2 (needs python3 with venv, and PyPI): $(tail -1 "$1.log")" >&2
     exit 77
   fi

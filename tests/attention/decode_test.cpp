@@ -318,9 +318,13 @@ void expect_bits_of_contiguous_keys(const Context& ctx, const Context& cpu, cons
 
 TEST(Decode, KeysInBlocksGiveTheBitsOfContiguousKeysOnACpu) {
     const Context cpu(Device::cpu(), 2);
+    // Longer contexts only take other paths on GPUs. The CPU divides keys from 512 on.
+    constexpr std::int64_t longest_context = 1100;
     for (const DecodeCase& c : decode_cases)
-        for (const DType dtype : {DType::f32, DType::bf16})
+        for (const DType dtype : {DType::f32, DType::bf16}) {
+            if (c.context > longest_context) continue;
             expect_bits_of_contiguous_keys(cpu, cpu, c, dtype, dtype == DType::f32 ? 64 : 16);
+        }
     for (const DType dtype : {DType::f16, DType::f64})
         expect_bits_of_contiguous_keys(cpu, cpu, decode_cases[3], dtype, 16);
 }

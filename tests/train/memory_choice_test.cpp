@@ -62,7 +62,9 @@ TEST(MemoryChoice, FitsEveryBudgetDownToTheSmallestNeed) {
     EXPECT_LT(rounded_gradients, lossless);
     least.moment_dtype = MomentFormat::int8;
     const std::size_t smallest = need_of(least);
-    for (std::size_t budget = need_of(config); budget >= smallest; budget -= budget / 6) {
+    std::vector<std::size_t> budgets = {lossless, rounded_gradients};
+    for (std::size_t budget = need_of(config); budget >= smallest; budget /= 2) budgets.push_back(budget);
+    for (const std::size_t budget : budgets) {
         const TrainConfig chosen = chosen_for(config, budget);
         EXPECT_LE(need_of(chosen), budget);
         EXPECT_EQ(chosen.moment_dtype == MomentFormat::f32, budget >= rounded_gradients) << budget;

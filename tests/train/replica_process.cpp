@@ -1,6 +1,6 @@
 // One rank that restores a checkpoint into a Replica and makes checkpoints from the Replica again, a whole
-// one and, with ZERO, one in parts: replica_process CHECKPOINT DEVICE ZERO. The exit code is 0 if every
-// tensor has the same bits as before.
+// one and, if ZERO is not 0, one in parts: replica_process CHECKPOINT DEVICE ZERO... does this with each ZERO
+// in turn. The exit code is 0 if every tensor has the same bits as before.
 #include <cstring>
 #include <iostream>
 
@@ -59,11 +59,34 @@ Checkpoint saved_in_parts(Replica& replica, ProcessGroup& group, const std::file
     return saved;
 }
 
+/// Returns how many tensors differ, in rank 0.
+int count_differences_of_zero(const Context& ctx, const std::string& path, const Checkpoint& checkpoint,
+                              ProcessGroup& group, Communicator& communicator, int zero) {
+    TrainConfig config;
+    apply_json(config, checkpoint.config, path);
+    config.zero = zero;
+    int differences = 0;
+    Replica replica(ctx, config, tokenizer_of(checkpoint, path), communicator);
+    replica.initialize(Seed{5});
+    replica.restore(group.is_root() ? checkpoint : Checkpoint{}, path);
+    Checkpoint again;
+    replica.save_into(again);
+    if (group.is_root()) differences = count_differences(ctx, checkpoint, again);
+    if (replica.parallel.is_sharded()) {
+        const Checkpoint parts =
+            saved_in_parts(replica, group, std::filesystem::path(path).parent_path() / "parts");
+        if (group.is_root()) differences += count_differences(ctx, checkpoint, parts);
+    }
+    if (differences > 0) std::cout << "with zero " << zero << std::endl;
+    communicator.barrier(ctx);
+    return differences;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     try {
-        check(argc == 4, "usage: replica_process CHECKPOINT DEVICE ZERO");
+        check(argc >= 4, "usage: replica_process CHECKPOINT DEVICE ZERO...");
         const std::string path = argv[1];
         const RankEnvironment environment = read_rank_environment();
         ProcessGroup group(environment, {.timeout = 60.0, .on_loss = [](const std::string& line) {
@@ -71,26 +94,14 @@ int main(int argc, char** argv) {
                                              std::_Exit(101);
                                          }});
         const Checkpoint checkpoint = read_checkpoint(path);
-        TrainConfig config;
-        apply_json(config, checkpoint.config, path);
-        config.zero = std::stoi(argv[3]);
         const bool on_gpu = std::string(argv[2]) == "cuda";
         const Context ctx(on_gpu ? Device::cuda(environment.local_rank) : Device::cpu(), 1);
         int differences = 0;
         {
             const auto communicator = make_communicator(ctx, group);
-            Replica replica(ctx, config, tokenizer_of(checkpoint, path), *communicator);
-            replica.initialize(Seed{5});
-            replica.restore(group.is_root() ? checkpoint : Checkpoint{}, path);
-            Checkpoint again;
-            replica.save_into(again);
-            if (group.is_root()) differences = count_differences(ctx, checkpoint, again);
-            if (replica.parallel.is_sharded()) {
-                const Checkpoint parts =
-                    saved_in_parts(replica, group, std::filesystem::path(path).parent_path() / "parts");
-                if (group.is_root()) differences += count_differences(ctx, checkpoint, parts);
-            }
-            communicator->barrier(ctx);
+            for (int i = 3; i < argc; ++i)
+                differences += count_differences_of_zero(ctx, path, checkpoint, group, *communicator,
+                                                         std::stoi(argv[i]));
         }
         group.leave();
         return std::min(differences, 100);

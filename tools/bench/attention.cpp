@@ -29,13 +29,13 @@
 
 namespace gradtile {
 namespace {
-enum class Pass { both, forward, backward };
+enum class TimedPass { both, forward, backward };
 }
 template <>
-struct EnumNames<Pass> {
-    static constexpr std::array names = {std::pair{Pass::both, std::string_view("both")},
-                                         std::pair{Pass::forward, std::string_view("forward")},
-                                         std::pair{Pass::backward, std::string_view("backward")}};
+struct EnumNames<TimedPass> {
+    static constexpr std::array names = {std::pair{TimedPass::both, std::string_view("both")},
+                                         std::pair{TimedPass::forward, std::string_view("forward")},
+                                         std::pair{TimedPass::backward, std::string_view("backward")}};
 };
 }  // namespace gradtile
 
@@ -72,7 +72,7 @@ struct Flags {
     attention::Algorithm algorithm = attention::Algorithm::flash2;
     DeviceChoice device = DeviceChoice::automatic;
     std::vector<TrainDType> dtypes;  // empty: bf16 on a GPU, else f32
-    Pass pass = Pass::both;
+    TimedPass pass = TimedPass::both;
     std::int64_t threads = 0, runs = 9;
     bool causal = true, deterministic = false, explain = false, tune = false, cpu_time = false, json = false;
 
@@ -334,12 +334,12 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
     double flops = shapes.forward_flops();
     if (!flags.score.mask.empty()) flops *= visible_blocks(shapes, flags.score.mask).share();
     const Scratch scratch = scratch_of(ctx, shapes, dtype, flags);
-    if (flags.pass == Pass::backward) {
+    if (flags.pass == TimedPass::backward) {
         passes.forward();  // fills `saved`, which backward reads
     } else {
         row("forward", flops, bytes, scratch.forward, [&] { passes.forward(); });
     }
-    if (flags.pass != Pass::forward)
+    if (flags.pass != TimedPass::forward)
         row("backward", 2.5 * flops, 2 * bytes, scratch.backward, [&] { passes.backward(); });
 }
 
@@ -361,9 +361,9 @@ void measure_plans(const Context& ctx, const Shapes& shapes, DType dtype, const 
                  number(shapes.head_dim),
                  shapes.causal ? "causal" : "full"};
     const double flops = shapes.forward_flops();
-    if (flags.pass != Pass::backward)
+    if (flags.pass != TimedPass::backward)
         tune(ctx, passes.tuned_forward(shapes, flops), flags.sampling(), shape, table);
-    if (flags.pass != Pass::forward)
+    if (flags.pass != TimedPass::forward)
         tune(ctx, passes.tuned_backward(shapes, flops), flags.sampling(), shape, table);
 }
 

@@ -251,17 +251,14 @@ TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
             const auto out =
                 train(1, Arguments{"--dtype", dtype, "--stop-after", "5", "--optimizer"} + chosen + format);
             const std::string checkpoint = (out / "checkpoints" / "step_00000005.h5").string();
-            for (const int ranks : {1, 2, 3, 4})
-                for (const char* zero : {"0", "1", "2", "3"}) {
-                    // Three shards of a format have every kind of border: within a block, and padding at the
-                    // end.
-                    if (!format.empty() && (ranks != 3 || *zero == '0')) continue;
-                    ProcessOptions options = processes(ranks);
-                    options.program = GRADTILE_REPLICA_PROCESS;
-                    const Outcome outcome = run({checkpoint, "cpu", zero}, options);
-                    EXPECT_EQ(outcome.exit_code, 0)
-                        << ranks << " processes, zero " << zero << ": " << outcome.out << outcome.err;
-                }
+            for (const int ranks : {1, 2, 3, 4}) {
+                // Three shards of a format have every kind of border: within a block, and padding at the end.
+                if (!format.empty() && ranks != 3) continue;
+                ProcessOptions options = processes(ranks);
+                options.program = GRADTILE_REPLICA_PROCESS;
+                const Outcome outcome = run({checkpoint, "cpu", "0", "1", "2", "3"}, options);
+                EXPECT_EQ(outcome.exit_code, 0) << ranks << " processes: " << outcome.out << outcome.err;
+            }
         }
     }
 }
