@@ -15,20 +15,31 @@ need() {
   done
 }
 
+# run_kernels PROCESSOR TESTS...: patterns of tests, of which each must match one
+run_kernels() {
+  local emulated=(qemu-aarch64-static -cpu "$1" -L /usr/aarch64-linux-gnu build/aarch64-kernels/kernels_test) pattern
+  echo "cross_aarch64.sh: $1"
+  shift
+  for pattern in "$@"; do
+    [[ $("${emulated[@]}" --gtest_list_tests --gtest_filter="$pattern") == *$'\n  '* ]] || {
+      echo "cross_aarch64.sh: no test is called $pattern" >&2
+      exit 1
+    }
+  done
+  time "${emulated[@]}" --gtest_brief=1 --gtest_filter="$(IFS=:; echo "$*")"
+}
+
 # The reduced form needs no package of the target: the cross compiler brings glibc and libstdc++.
 reduced() {
-  local processor tests
   need aarch64-linux-gnu-g++:g++-aarch64-linux-gnu qemu-aarch64-static:qemu-user-static /usr/src/googletest:googletest
   cmake -S tests/aarch64 -B build/aarch64-kernels -G Ninja -DCMAKE_BUILD_TYPE=Release -DGRADTILE_WERROR=ON \
     -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null
   time cmake --build build/aarch64-kernels
-  # A processor with every extension that qemu knows, and one without those that the program looks for at run time.
-  for processor in max cortex-a72; do
-    tests='FewRows.*:AttentionRandomCalls.Are*'
-    [ $processor != max ] || tests+=':FlashKernelSets.*:AttentionContract.*:AttentionRefuses.*'
-    echo "cross_aarch64.sh: $processor"
-    time qemu-aarch64-static -cpu $processor -L /usr/aarch64-linux-gnu build/aarch64-kernels/kernels_test --gtest_brief=1 --gtest_filter="$tests"
-  done
+  # A processor with every extension that qemu knows, and the Raspberry Pi 4's, which lacks bfloat16.
+  local everywhere=('FewRows.*' 'AttentionRandomCalls.Are*')
+  run_kernels max 'NeonKernels.*WithBfloat16' "${everywhere[@]}" 'FlashKernelSets.*' '*FlashKernels.*AtAnyHeadDim/*' 'AttentionContract.*' \
+    'AttentionRefuses.*' 'Subnormal.*'
+  run_kernels cortex-a72 'NeonKernels.*WithoutBfloat16' "${everywhere[@]}"
 }
 
 case "${1:-}" in
