@@ -1,18 +1,52 @@
 #!/usr/bin/env bash
 # Cross-compiles for aarch64 Linux on Debian, and runs tests of the CPU under qemu-user: of the libraries, or with --reduced of
-# the kernels only. qemu cannot show a missing memory barrier, because it runs on a processor that keeps loads and stores in
-# order, and says nothing about speed.
+# the attention operator and the products with few rows only. qemu cannot show a missing memory barrier, because it runs on a processor
+# that keeps loads and stores in order, and says nothing about speed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-programs=(core_test attention_test layers_test train_test)
-# Tests that start programs would need a Linux that starts qemu for them. Faults depend on time.
-tests='*-*Cuda*:*Process*:*Kill*:*Signal*'
+need() {
+  local what
+  for what in "$@"; do
+    [ -e "${what%%:*}" ] || command -v "${what%%:*}" >/dev/null || {
+      echo "cross_aarch64.sh: ${what%%:*} is missing: apt-get install ${what#*:}" >&2
+      exit 1
+    }
+  done
+}
+
+# run_kernels PROCESSOR TESTS...: patterns of tests, of which each must match one
+run_kernels() {
+  local emulated=(qemu-aarch64-static -cpu "$1" -L /usr/aarch64-linux-gnu build/aarch64-kernels/kernels_test) pattern
+  echo "cross_aarch64.sh: $1"
+  shift
+  for pattern in "$@"; do
+    [[ $("${emulated[@]}" --gtest_list_tests --gtest_filter="$pattern") == *$'\n  '* ]] || {
+      echo "cross_aarch64.sh: no test is called $pattern" >&2
+      exit 1
+    }
+  done
+  time "${emulated[@]}" --gtest_brief=1 --gtest_filter="$(IFS=:; echo "$*")"
+}
+
+# The reduced form needs no package of the target: the cross compiler brings glibc and libstdc++.
+reduced() {
+  need aarch64-linux-gnu-g++:g++-aarch64-linux-gnu qemu-aarch64-static:qemu-user-static /usr/src/googletest:googletest
+  cmake -S tests/aarch64 -B build/aarch64-kernels -G Ninja -DCMAKE_BUILD_TYPE=Release -DGRADTILE_WERROR=ON \
+    -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null
+  time cmake --build build/aarch64-kernels
+  # A processor with every extension that qemu knows, and the Raspberry Pi 4's, which lacks bfloat16.
+  local everywhere=('FewRows.*' 'AttentionRandomCalls.Are*')
+  run_kernels max 'NeonKernels.*WithBfloat16' "${everywhere[@]}" 'FlashKernelSets.*' '*FlashKernels.*AtAnyHeadDim/*' 'AttentionContract.*' \
+    'AttentionRefuses.*' 'Subnormal.*'
+  run_kernels cortex-a72 'NeonKernels.*WithoutBfloat16' "${everywhere[@]}"
+}
+
 case "${1:-}" in
   "") ;;
   --reduced)
-    programs=(core_test attention_test)
-    tests='FewRows*:FlashKernelSets*:AttentionContract*:AttentionRandomCalls.AreAsAccurateAsNaive'
+    reduced
+    exit
     ;;
   *)
     echo "cross_aarch64.sh: unknown argument $1; --reduced is the only one" >&2
@@ -20,12 +54,10 @@ case "${1:-}" in
     ;;
 esac
 
-for tool in aarch64-linux-gnu-g++:g++-aarch64-linux-gnu qemu-aarch64-static:qemu-user-static mmdebstrap:mmdebstrap; do
-  command -v "${tool%%:*}" >/dev/null || {
-    echo "cross_aarch64.sh: ${tool%%:*} is missing: apt-get install ${tool#*:}" >&2
-    exit 1
-  }
-done
+programs=(core_test attention_test layers_test train_test)
+# Tests that start programs would need a Linux that starts qemu for them. Faults depend on time.
+tests='*-*Cuda*:*Process*:*Kill*:*Signal*'
+need aarch64-linux-gnu-g++:g++-aarch64-linux-gnu qemu-aarch64-static:qemu-user-static mmdebstrap:mmdebstrap
 
 # The target's packages are only unpacked: none of their programs runs, so the links of alternatives do not exist.
 packages=libc6-dev,libstdc++-12-dev,libhdf5-dev,libssl-dev,libopenblas-dev,libcli11-dev,nlohmann-json3-dev,libgtest-dev
