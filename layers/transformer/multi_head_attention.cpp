@@ -248,9 +248,8 @@ Tensor MultiHeadAttention::attend(const Context& ctx, const TrainingPass& pass, 
     std::int64_t& left = saved.options.window.left;
     if (pass.max_window > 0 && (left < 0 || left >= pass.max_window)) left = pass.max_window - 1;
     if (documents.row_ranges.defined()) {
-        check(left < 0 && !alibi,
-              "multi_head_attention: row ranges with a window or ALiBi, which count rows ",
-              "and not positions; expected neither");
+        check(left < 0 && !alibi, "multi_head_attention: row ranges with a window or ALiBi, ",
+              "which count rows and not positions; expected neither");
         saved.options.causal = false;  // the ranges are the whole mask
     }
     saved.options.row_ranges = documents.row_ranges;
