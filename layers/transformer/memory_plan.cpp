@@ -100,7 +100,8 @@ struct ValueBytes {
     std::size_t on_device = 0, on_host = 0;
 };
 
-/// Of trained values, and of frozen ones that have slots. `all` and `own`: of trained values.
+/// Counts trained values, `all` in a whole block and `own` in this process's part, and frozen values that
+/// have slots.
 ValueBytes value_bytes(const MemoryRequest& request, const PassBytes& passes, std::size_t all,
                        std::size_t own) {
     const std::size_t at_rest = (request.value_slots ? own : 0) + passes.frozen.at_rest;

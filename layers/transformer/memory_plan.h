@@ -88,8 +88,8 @@ struct MemoryPlan {
     std::size_t joined_masters = 0;    ///< page-locked; where the snapshot is in host memory, a part of it
     std::size_t shard_copies = 0;
     std::size_t optimizer_state() const { return masters + optimizer + snapshot; }
-    /// Page-locked host memory of what is offloaded, and of masters that saves join; counts no other memory
-    /// on the host.
+    /// Page-locked host memory: for what is offloaded, and for masters that saves join. No other host memory
+    /// is counted.
     std::size_t host() const {
         return residuals + offloaded_values + joined_masters +
                (request.offload_gradients ? gradient_sums : 0) +

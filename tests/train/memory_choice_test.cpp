@@ -99,11 +99,17 @@ TEST(MemoryChoice, LeavesSettingsThatWereGiven) {
     EXPECT_EQ(chosen.masters, MasterFormat::f32);
 }
 
-/// A step's tokens pay for the bus: with few of them recomputation is cheaper, with many offloading is.
-TEST(MemoryChoice, OffloadsOnAGpuWhereAStepHasEnoughTokens) {
-    if (!GRADTILE_HAVE_CUDA)
-        GTEST_SKIP() << "this build has no CUDA operators, whose memory would be planned";
+class MemoryChoiceOnAGpu : public testing::Test {
+  protected:
+    void SetUp() override {
+        if (!GRADTILE_HAVE_CUDA)
+            GTEST_SKIP() << "this build has no CUDA operators, whose memory would be planned";
+    }
     const Context gpu = one_thread().plan(Arena::for_planning(Device::cuda()));
+};
+
+/// A step's tokens pay for the bus: with few of them recomputation is cheaper, with many offloading is.
+TEST_F(MemoryChoiceOnAGpu, OffloadsWhereAStepHasEnoughTokens) {
     TrainConfig config = small_model();
     config.model.context = 1024;
     config.micro_batch = 4;
@@ -124,10 +130,7 @@ TEST(MemoryChoice, OffloadsOnAGpuWhereAStepHasEnoughTokens) {
 }
 
 /// The frozen weights are most of the memory of a run with adapters.
-TEST(MemoryChoice, OffloadsTheFrozenWeightsOfAdaptersOnAGpu) {
-    if (!GRADTILE_HAVE_CUDA)
-        GTEST_SKIP() << "this build has no CUDA operators, whose memory would be planned";
-    const Context gpu = one_thread().plan(Arena::for_planning(Device::cuda()));
+TEST_F(MemoryChoiceOnAGpu, OffloadsTheFrozenWeightsOfAdapters) {
     TrainConfig config = small_model();
     config.model.layers = 16;
     config.model.width = 256;
@@ -147,10 +150,7 @@ TEST(MemoryChoice, OffloadsTheFrozenWeightsOfAdaptersOnAGpu) {
 
 /// Wide blocks compute for longer than their inputs take to cross the bus, so with recomputed blocks
 /// offloading costs nothing. A narrow model would wait for the bus.
-TEST(MemoryChoice, OffloadsResidualsWhereBlocksComputeForLongerThanTheBusTakes) {
-    if (!GRADTILE_HAVE_CUDA)
-        GTEST_SKIP() << "this build has no CUDA operators, whose memory would be planned";
-    const Context gpu = one_thread().plan(Arena::for_planning(Device::cuda()));
+TEST_F(MemoryChoiceOnAGpu, OffloadsResidualsWhereBlocksComputeForLongerThanTheBusTakes) {
     const auto chosen = [&](std::int64_t width) {
         TrainConfig config = small_model();
         config.model = {.layers = 16, .heads = 16, .width = width, .context = 1024, .vocabulary = 100};

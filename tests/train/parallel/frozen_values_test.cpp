@@ -1,6 +1,5 @@
-// The frozen weights of a model with adapters, in the memory of other processes (--zero 3) or of the host
-// (--offload weights). On the CPU both are memory, so that every step, its evaluations and its checkpoints
-// can be compared with those of weights on the device.
+// Frozen weights that other processes (--zero 3) or the host (--offload weights) keep between passes train
+// as those do that a process has whole.
 #include <gmock/gmock.h>
 
 #include "trained_replica.h"
@@ -51,22 +50,17 @@ TEST(FrozenValues, TrainToTheBitWhenTheHostHasThem) {
 
 TEST(FrozenValues, TrainToTheBitWithTheOptionsOfModels) {
     const Alone alone;
-    for (void (*const change)(TrainConfig&) : {+[](TrainConfig& c) { c.model.tied_head = false; },
-                                               +[](TrainConfig& c) {
-                                                   c.model.x0_lambdas = true;
-                                                   c.model.value_embeddings = true;
-                                                   c.model.attention_gate = true;
-                                                   c.model.embedding_norm = true;
-                                               },
-                                               +[](TrainConfig& c) {
-                                                   c.training.recompute = Recompute::block;
-                                                   c.adapters.frozen_format = WeightFormat::nf4;
-                                               },
-                                               +[](TrainConfig& c) {
-                                                   c.model.layers = 1;
-                                                   c.model.vocabulary = 131;
-                                                   c.adapters.on = "mlp";
-                                               }}) {
+    for (void (*const change)(TrainConfig&) :
+         {+[](TrainConfig& c) { c.model.tied_head = false; }, add_parameters,
+          +[](TrainConfig& c) {
+              c.training.recompute = Recompute::block;
+              c.adapters.frozen_format = WeightFormat::nf4;
+          },
+          +[](TrainConfig& c) {
+              c.model.layers = 1;
+              c.model.vocabulary = 131;
+              c.adapters.on = "mlp";
+          }}) {
         TrainConfig config = adapted_run();
         change(config);
         EXPECT_EQ(first_difference(config, with_offload(config), *alone.communicator), "");

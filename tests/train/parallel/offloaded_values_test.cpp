@@ -42,22 +42,17 @@ TEST(OffloadedValues, TrainToTheBitAsValuesOnTheDevice) {
 
 TEST(OffloadedValues, TrainToTheBitWithTheOptionsOfModels) {
     const Alone alone;
-    for (void (*const change)(TrainConfig&) : {+[](TrainConfig& c) { c.model.tied_head = false; },
-                                               +[](TrainConfig& c) { c.model.vocabulary = 131; },
-                                               +[](TrainConfig& c) {
-                                                   c.model.x0_lambdas = true;
-                                                   c.model.value_embeddings = true;
-                                                   c.model.attention_gate = true;
-                                                   c.model.embedding_norm = true;
-                                               },
-                                               +[](TrainConfig& c) {
-                                                   c.training.recompute = Recompute::block;
-                                                   c.gradient_dtype = TrainDType::bf16;
-                                               },
-                                               +[](TrainConfig& c) {
-                                                   c.model.layers = 1;
-                                                   c.model.sinks = true;
-                                               }}) {
+    for (void (*const change)(TrainConfig&) :
+         {+[](TrainConfig& c) { c.model.tied_head = false; },
+          +[](TrainConfig& c) { c.model.vocabulary = 131; }, add_parameters,
+          +[](TrainConfig& c) {
+              c.training.recompute = Recompute::block;
+              c.gradient_dtype = TrainDType::bf16;
+          },
+          +[](TrainConfig& c) {
+              c.model.layers = 1;
+              c.model.sinks = true;
+          }}) {
         TrainConfig config = small_run();
         change(config);
         EXPECT_EQ(difference_by_offload(config, Offload::none, *alone.communicator), "");

@@ -24,6 +24,14 @@ inline TrainConfig small_run() {
     return config;
 }
 
+/// Options with parameters outside a block's usual ones.
+inline void add_parameters(TrainConfig& config) {
+    config.model.x0_lambdas = true;
+    config.model.value_embeddings = true;
+    config.model.attention_gate = true;
+    config.model.embedding_norm = true;
+}
+
 class TrainedReplica {
   public:
     TrainedReplica(const TrainConfig& config, const Communicator& communicator)

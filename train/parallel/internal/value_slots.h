@@ -1,5 +1,5 @@
 #pragma once
-/// ValueSlots: the memory of the values that a pass reads under ZeRO-3, or of the codes of quantized values.
+/// ValueSlots: memory for the values that a pass reads under ZeRO-3; quantized values are codes.
 /// At rest a process has the values of its own shard only. A bucket's whole values have memory, a slot, from
 /// the stage before the one that reads them, in which they are gathered from all processes, until another
 /// bucket takes the slot.
