@@ -168,4 +168,10 @@ void expect_a_refused_update_changes_nothing(const Context& ctx, Problem& proble
     EXPECT_THAT(to_host(ctx, problem.store.gradients()), testing::Each(testing::IsNan()));
 }
 
+/// Expects that all elements differ by at most the bound.
+inline void expect_near(const Context& ctx, const Tensor& x, const Tensor& expected, double bound) {
+    const auto a = to_host(ctx, x), b = to_host(ctx, expected);
+    for (std::size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], bound) << i;
+}
+
 }  // namespace gradtile::test
