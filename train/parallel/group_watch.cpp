@@ -24,7 +24,6 @@ ProcessGroup::Watch::Watch(const RankEnvironment& environment, ProcessGroupOptio
                            const std::atomic<bool>& survives, MessageStream stream,
                            std::unique_ptr<ControlHub> hub, SteadyTime deadline)
     : rank_(environment.rank),
-      size_(environment.size),
       options_(std::move(options)),
       survives_(survives),
       hub_(std::move(hub)),

@@ -115,8 +115,6 @@ TEST_P(NewtonSchulzWith, AppliesItsQuinticsToEverySingularValue) {
 TEST(NewtonSchulz, WithOtherQuinticsBringsSmallSingularValuesNearerToOne) {
     const Context ctx;
     const std::vector<double> s{1.0, 0.008, 0.5, 0.25, 0.125, 0.0625, 0.03, 0.015};
-    double squares = 0.0;
-    for (const double value : s) squares += value * value;
     const auto smallest_of = [&](MuonCoefficients coefficients) {
         const Tensor x = with_singular_values(ctx, 8, s);
         newton_schulz(ctx, x, DType::f64, coefficients);

@@ -53,7 +53,7 @@ struct ProcessGroup::Watch {
     template <class Done>
     void wait_until(std::unique_lock<std::mutex>& lock, Done done);
 
-    const int rank_, size_;
+    const int rank_;
     const ProcessGroupOptions options_;
     const std::atomic<bool>& survives_;
     const std::unique_ptr<ControlHub> hub_;
