@@ -16,6 +16,7 @@ import difflib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -41,7 +42,8 @@ def own_numbers(a, data):
     # AdamW's weights and moments are float32, and passes read them rounded, as gradtile does.
     embedding = [("nn.Embedding(vocab_size, model_dim).bfloat16()", "nn.Embedding(vocab_size, model_dim)"),
                  ("self.norm1(self.embed(inputs))", "self.norm1(self.embed(inputs).bfloat16())")] if a.float32_embedding else []
-    return no_bias + embedding + [('"data/fineweb10B/fineweb_val_*.bin"', repr(f"{data}/val*.bin")),
+    newton_schulz = [("X = G.bfloat16()", "X = G")] if a.float32_newton_schulz else []
+    return no_bias + embedding + newton_schulz + [('"data/fineweb10B/fineweb_val_*.bin"', repr(f"{data}/val*.bin")),
             ('"data/fineweb10B/fineweb_train_*.bin"', repr(f"{data}/train*.bin")),
             ("val_tokens = 20 * 524288\n", f"val_tokens = {a.val_tokens}\n"),
             ("batch_size = 8 * 64 * 1024\n", f"batch_size = {a.batch} * 1024\n"),
@@ -79,16 +81,25 @@ def tiny_numbers(place, checkpoint):
             ('device="cuda", dtype=torch.int64', 'device="cpu", dtype=torch.int64')]
 
 
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
 def run_script(text, out):
     """Yields step, validation loss and training seconds."""
     (out / "train_gpt_simple.py").write_text(text)
-    environment = dict(os.environ, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29511",
-                       PYTHONUNBUFFERED="1")
+    environment = dict(os.environ, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1",
+                       MASTER_PORT=str(free_port()), PYTHONUNBUFFERED="1")
     with subprocess.Popen([sys.executable, "train_gpt_simple.py"], cwd=out, env=environment, text=True, stdout=subprocess.PIPE,
                           stderr=open(out / "stderr", "w")) as process:
-        for line in process.stdout:
-            if found := re.match(r"step:(\d+)/\d+ val_loss:([\d.naif]+) train_time:([\d.]+)s", line):
-                yield int(found[1]), float(found[2]), float(found[3])
+        try:
+            for line in process.stdout:
+                if found := re.match(r"step:(\d+)/\d+ val_loss:([\d.naif]+) train_time:([\d.]+)s", line):
+                    yield int(found[1]), float(found[2]), float(found[3])
+        except GeneratorExit:  # the caller has what it wants
+            process.kill()
+            raise
     if process.returncode != 0:
         raise SystemExit(f"track_anchor.py: the script ended with {process.returncode}:\n" + (out / "stderr").read_text()[-3000:])
 
@@ -183,6 +194,8 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--no-head-bias", action="store_true", help="the head's bias stays zero, as in gradtile, whose heads have none")
     parser.add_argument("--float32-embedding", action="store_true", help="the embedding and its moments are float32 and not bfloat16")
+    parser.add_argument("--float32-newton-schulz", action="store_true", help="Newton-Schulz's iteration is in float32")
+    parser.add_argument("--stop-after", type=int, metavar="N", help="end the script after the validation of step N, a multiple of 125")
     parser.add_argument("--check", metavar="GRADTILE")
     a = parser.parse_args()
     if a.check:
@@ -194,13 +207,15 @@ def main():
     original = Path(a.script).read_text()
     changed = replaced(original, own_numbers(a, os.path.relpath(a.data, out)))
     print("".join(line for line in difflib.unified_diff(original.splitlines(True), changed.splitlines(True), n=0) if line[:2] not in ("--", "++", "@@")))
-    losses = []
+    losses, last = [], a.stop_after or a.steps
     for step, loss, seconds in run_script(changed, out):
         losses.append((step, loss, seconds))
         print(f"step {step}: val_loss {loss:.5f}, {seconds:.1f} s", flush=True)
-    if not losses or losses[-1][0] != a.steps:
-        raise SystemExit(f"track_anchor.py: no loss after step {a.steps}: {(out / 'stderr').read_text()[-1000:]}")
-    print(json.dumps({"anchor": "train_gpt_simple.py", "steps": a.steps, "batch": a.batch, "micro_batch": a.micro_batch, "seed": a.seed, "head_bias": not a.no_head_bias, "float32_embedding": a.float32_embedding,
+        if step == last:
+            break
+    if not losses or losses[-1][0] != last:
+        raise SystemExit(f"track_anchor.py: no loss after step {last}: {(out / 'stderr').read_text()[-1000:]}")
+    print(json.dumps({"anchor": "train_gpt_simple.py", "steps": a.steps, "batch": a.batch, "micro_batch": a.micro_batch, "seed": a.seed, "head_bias": not a.no_head_bias, "float32_embedding": a.float32_embedding, "float32_newton_schulz": a.float32_newton_schulz,
                       "val_loss": losses[-1][1], "train_seconds": losses[-1][2], "losses": losses}))
     return 0
 

@@ -19,7 +19,8 @@ cut_into_pieces() {
         { gsub(/\001/, ""); piece = piece $0 "\001"; n += length($0) + 1; if (n >= 4096) flush() }
         END { flush() }'
 }
-in_order() { shuf --random-source=<(yes linux); }
+# Always the same random order. `shuf` with a repeated string as its source leaves neighbours and folders together.
+in_random_order() { awk 'BEGIN { x = 1 } { x = x * 48271 % 2147483647; print x "\t" $0 }' | LC_ALL=C sort -n | cut -f2-; }
 # Two tokens more than steps need: the last target, and one that the script wants to see behind it.
 shorten() {
     local tokens=$2 held
@@ -33,7 +34,7 @@ shorten() {
 if [ ! -f train.pieces.xz ]; then
     # Files above 256 KiB are mostly generated tables of registers.
     find source/drivers/{gpu,net,media,clk,pinctrl,scsi} source/sound -type f -size -257k -size +0 -printf '%s %p\n' |
-        LC_ALL=C sort -k2 | in_order |
+        LC_ALL=C sort -k2 | in_random_order |
         awk 'NR <= 400 { print $2 > "val.files"; next } { sum += $1 } sum <= 307000000 { print $2 > "train.files" }'
     # Neighbours are alike, so sorted files compress better.
     for part in val train; do
@@ -42,7 +43,7 @@ if [ ! -f train.pieces.xz ]; then
     done
 fi
 for part in val train; do
-    xz -dc -T0 $part.pieces.xz | in_order >$part.shuffled
+    xz -dc -T0 $part.pieces.xz | in_random_order >$part.shuffled
     sed 's/$/<|endoftext|>/' $part.shuffled | tr -d '\n' | tr '\001' '\n' >$part.txt
 done
 if [ ! -f tokenizer.json ]; then
