@@ -89,42 +89,47 @@ __device__ __forceinline__ float exponential(float x) {
     return device::exp2_fast(x * std::numbers::log2e_v<float>);
 }
 
+/// Four columns of o, which are merged together.
+using Columns = kernels::Packed<float, 4>;
+
 /// The shared memory in which a block merges its parts. A part has the keys that one warp reads, or that
 /// several warps read for different rows.
 template <class Block>
 struct MergeShared {
+    // The four columns at a time that this block merges, from each block in the cluster. Their number per
+    // block is rounded up.
+    Columns cluster_o[Block::queries * Block::max_dim / 4 + DecodePlan::max_cluster];
     float2 part_sums[Block::parts][Block::queries];
-    // The columns that this block merges, from each block in the cluster. The columns per block are rounded
-    // up.
-    float cluster_o[Block::queries * Block::max_dim + DecodePlan::max_cluster];
     float2 cluster_sums[DecodePlan::max_cluster][Block::queries];  // like part_sums: maximum and sum
     std::uint64_t barrier;
     bool is_last;
 };
 
-/// Partial result for one o column over some keys: the largest score and, relative to it, the sum of
+/// Partial result for four columns of o over some keys: the largest score and, relative to it, the sum of
 /// exponentials and the unnormalized o.
 struct PartOfKeys {
-    float maximum, sum, o;
+    float maximum, sum;
+    Columns o;
 };
 
 /// Merges `count` parts, in order.
 template <class PartAt>
 __device__ __forceinline__ PartOfKeys merged(int count, PartAt&& part_at) {
-    PartOfKeys all{-std::numeric_limits<float>::max(), 0, 0};
+    PartOfKeys all{-std::numeric_limits<float>::max(), 0, {}};
     for (int i = 0; i < count; ++i) all.maximum = fmaxf(all.maximum, part_at(i).maximum);
 #pragma unroll 8
     for (int i = 0; i < count; ++i) {
         const PartOfKeys part = part_at(i);
         const float weight = exponential(part.maximum - all.maximum);
         all.sum = fmaf(weight, part.sum, all.sum);
-        all.o = fmaf(weight, part.o, all.o);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) all.o[e] = fmaf(weight, part.o[e], all.o[e]);
     }
     return all;
 }
 
 /// A set of queries of one text and K/V head, over one key split. Shared is a MergeShared<Block> that also
-/// has part_o(part, query, column).
+/// has part_o(part, query, column): the address of a part's o, aligned for Columns.
 template <class T, class Block, class Shared>
 class DecodeWork {
   protected:
@@ -180,38 +185,39 @@ class DecodeWork {
         rank_ = split_ & (cluster_size - 1);
         clusters_ = (keys_.splits + cluster_size - 1) >> p_.cluster_log2;
         blocks_ = min(cluster_size, keys_.splits - cluster_ * cluster_size);
-        share_ = (block_columns() + max(blocks_, 1) - 1) / max(blocks_, 1);
-        own_columns_ = max(0, min(share_, block_columns() - rank_ * share_));
+        share_ = (block_vectors() + max(blocks_, 1) - 1) / max(blocks_, 1);
+        own_vectors_ = max(0, min(share_, block_vectors() - rank_ * share_));
         if (has_keys() && blocks_ > 1 && thread_ == 0)
-            receiver_.expect(blocks_ * (own_columns_ * static_cast<int>(sizeof(float)) +
+            receiver_.expect(blocks_ * (own_vectors_ * static_cast<int>(sizeof(Columns)) +
                                         own_queries_ * static_cast<int>(sizeof(float2))));
     }
 
     /// A text outside the cache has the result NaN.
     __device__ __forceinline__ void write_missing_text() const {
         if (exists_ || split_ != 0) return;
-        for (int i = thread_; i < block_columns(); i += threads)
-            write(query_of(i), column_in_head(i), {0, NAN, NAN});
+        for (int i = thread_; i < block_vectors(); i += threads)
+            write(query_of(i), column_in_head(i), {0, NAN, {{NAN, NAN, NAN, NAN}}});
     }
 
     /// Merges the parts' results, and then those of the cluster's blocks.
     __device__ __forceinline__ void merge_cluster() {
-        for (int i = thread_; i < block_columns(); i += threads) {
+        for (int i = thread_; i < block_vectors(); i += threads) {
             const int h = query_of(i), column = column_in_head(i);
             const PartOfKeys part = merged(Block::parts, [&](int w) -> PartOfKeys {
-                return {shared_.part_sums[w][h].x, shared_.part_sums[w][h].y, shared_.part_o(w, h, column)};
+                return {shared_.part_sums[w][h].x, shared_.part_sums[w][h].y,
+                        *reinterpret_cast<const Columns*>(shared_.part_o(w, h, column))};
             });
             if (blocks_ == 1) {
                 finish(h, column, part);
                 continue;
             }
             receiver_.send(&shared_.cluster_o[rank_ * share_ + i % share_], i / share_, part.o);
-            for (int r = column; r < blocks_; r += p_.head_dim)
+            for (int r = column / 4; r < blocks_; r += head_vectors())
                 receiver_.send(&shared_.cluster_sums[rank_][h], r, {part.maximum, part.sum});
         }
         if (blocks_ <= 1) return;
         receiver_.wait();
-        for (int i = thread_; i < own_columns_; i += threads) {
+        for (int i = thread_; i < own_vectors_; i += threads) {
             const int h = query_of(rank_ * share_ + i), column = column_in_head(rank_ * share_ + i);
             finish(h, column, merged(blocks_, [&](int r) -> PartOfKeys {
                        return {shared_.cluster_sums[r][h].x, shared_.cluster_sums[r][h].y,
@@ -233,13 +239,16 @@ class DecodeWork {
         __syncthreads();
         if (!shared_.is_last) return;
         __threadfence();
-        for (int i = thread_; i < block_columns(); i += threads) {
+        for (int i = thread_; i < block_vectors(); i += threads) {
             const int h = query_of(i), column = column_in_head(i);
             const std::int64_t first = first_part_of(h);
             write(h, column, merged(clusters_, [&](int c) -> PartOfKeys {
                       const float2 sums =
                           __ldcg(reinterpret_cast<const float2*>(p_.part_sums + 2 * (first + c)));
-                      return {sums.x, sums.y, __ldcg(p_.part_o + (first + c) * p_.head_dim + column)};
+                      return {
+                          sums.x, sums.y,
+                          __builtin_bit_cast(Columns, __ldcg(reinterpret_cast<const float4*>(
+                                                          p_.part_o + (first + c) * p_.head_dim + column)))};
                   }));
         }
     }
@@ -256,10 +265,13 @@ class DecodeWork {
     /// The last key that query h sees: its own.
     __device__ __forceinline__ int last_key(int h) const { return position_ + token_of(h); }
 
-    /// The columns of all the block's queries are numbered one query after the other.
-    __device__ __forceinline__ int block_columns() const { return own_queries_ * p_.head_dim; }
-    __device__ __forceinline__ int query_of(int i) const { return queries == 1 ? 0 : i / p_.head_dim; }
-    __device__ __forceinline__ int column_in_head(int i) const { return i - query_of(i) * p_.head_dim; }
+    /// Vectors of four columns of all the block's queries are numbered one query after the other.
+    __device__ __forceinline__ int head_vectors() const { return p_.head_dim / 4; }
+    __device__ __forceinline__ int block_vectors() const { return own_queries_ * head_vectors(); }
+    __device__ __forceinline__ int query_of(int i) const { return queries == 1 ? 0 : i / head_vectors(); }
+    __device__ __forceinline__ int column_in_head(int i) const {
+        return 4 * (i - query_of(i) * head_vectors());
+    }
 
     __device__ __forceinline__ int block_of(int key) const {
         // Without a table the text's slot is the block.
@@ -272,10 +284,10 @@ class DecodeWork {
     __device__ __forceinline__ void append() const {
         if (split_ != 0 || first_query_ != 0) return;
         constexpr int n = 16 / static_cast<int>(sizeof(T));  // elements in a vector
-        const int head_vectors = p_.head_dim / n;
-        for (int i = thread_; i < p_.tokens * head_vectors; i += threads) {
-            const int token = Block::several_tokens ? i / head_vectors : 0,
-                      column = (i - token * head_vectors) * n, key = position_ + token,
+        const int row_vectors = p_.head_dim / n;
+        for (int i = thread_; i < p_.tokens * row_vectors; i += threads) {
+            const int token = Block::several_tokens ? i / row_vectors : 0,
+                      column = (i - token * row_vectors) * n, key = position_ + token,
                       block = key >> p_.blocks.log2_rows == position_ >> p_.blocks.log2_rows
                                   ? first_new_block_
                                   : last_new_block_;
@@ -296,16 +308,22 @@ class DecodeWork {
     __device__ __forceinline__ void finish(int h, int column, const PartOfKeys& part) const {
         if (clusters_ == 1) return write(h, column, part);
         const std::int64_t to = first_part_of(h) + cluster_;
-        p_.part_o[to * p_.head_dim + column] = part.o;
+        *reinterpret_cast<Columns*>(p_.part_o + to * p_.head_dim + column) = part.o;
         if (column == 0) *reinterpret_cast<float2*>(p_.part_sums + 2 * to) = {part.maximum, part.sum};
     }
     __device__ __forceinline__ void write(int h, int column, PartOfKeys part) const {
         const int head = head_of(h), token = token_of(h);
         if (const float sink = p_.scores.template rule_of<float>(text_, head).sink; sink > -INFINITY) {
             const float all = fmaxf(part.maximum, sink), weight = exponential(part.maximum - all);
-            part = {all, fmaf(weight, part.sum, exponential(sink - all)), weight * part.o};
+            part.maximum = all;
+            part.sum = fmaf(weight, part.sum, exponential(sink - all));
+#pragma unroll
+            for (int e = 0; e < 4; ++e) part.o[e] *= weight;
         }
-        p_.o.at(text_, token, head)[column] = kernels::convert<T>(part.o / part.sum);
+        kernels::Packed<T, 4> o;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[e] = kernels::convert<T>(part.o[e] / part.sum);
+        *reinterpret_cast<kernels::Packed<T, 4>*>(p_.o.at(text_, token, head) + column) = o;
         if (p_.lse != nullptr && column == 0)
             p_.lse[(std::int64_t{text_} * p_.heads + head) * p_.tokens + token] =
                 part.maximum + logf(part.sum);
@@ -325,7 +343,7 @@ class DecodeWork {
     KeysOfSplit keys_{0, 0, 0};
     int cluster_, rank_, clusters_;
     int blocks_;               // blocks in this cluster that have keys
-    int share_, own_columns_;  // block r in the cluster merges the columns from r * share_ on
+    int share_, own_vectors_;  // block r in the cluster merges the vectors from r * share_ on
 };
 
 /// The grid is (splits, Hkv * query_sets, R); clusters span the split axis.

@@ -27,10 +27,10 @@ struct LanesBlock {
 
 template <class Block>
 struct LanesShared : MergeShared<Block> {
-    float o[Block::warps][Block::queries][Block::max_dim];
+    alignas(16) float o[Block::warps][Block::queries][Block::max_dim];
 
-    __device__ __forceinline__ float& part_o(int warp, int query, int column) {
-        return o[warp][query][column];
+    __device__ __forceinline__ float* part_o(int warp, int query, int column) {
+        return &o[warp][query][column];
     }
 };
 

@@ -36,11 +36,13 @@ struct TilesShared : MergeShared<Block> {
     alignas(128) unsigned char stages[Block::stages * stage_bytes];  // K, then V, of each stage
     alignas(128) unsigned char q[Block::QTile::bytes];
 
-    /// After the last tile, the parts' o take the place of K and V.
-    __device__ __forceinline__ float& part_o(int part, int query, int column) {
-        return reinterpret_cast<float*>(stages)[(part * Block::queries + query) * Block::max_dim + column];
+    /// After the last tile, the parts' o take the place of K and V. The columns between rows let the rows
+    /// that a warp stores at once lie in different banks.
+    static constexpr int o_stride = Block::max_dim + 8;
+    __device__ __forceinline__ float* part_o(int part, int query, int column) {
+        return reinterpret_cast<float*>(stages) + (part * Block::queries + query) * o_stride + column;
     }
-    static_assert(Block::parts * Block::queries * Block::max_dim * 4 <= Block::stages * stage_bytes);
+    static_assert(Block::parts * Block::queries * o_stride * 4 <= Block::stages * stage_bytes);
 };
 
 /// decode_kernel() calls the public functions in their order.
@@ -136,7 +138,7 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
 #pragma unroll
             for (int n = 0; n < max_dim / 8; ++n) {
                 const float* const pair = &o_[i / 2][n][i % 2 * 2];
-                *reinterpret_cast<float2*>(&shared_.part_o(part_, h, n * 8 + lane_ % 4 * 2)) =
+                *reinterpret_cast<float2*>(shared_.part_o(part_, h, n * 8 + lane_ % 4 * 2)) =
                     float2{sum * pair[0], sum * pair[1]};
             }
             if (lane_ % 4 == 0) shared_.part_sums[part_][h] = {lse[i].lse, sum};

@@ -6,6 +6,7 @@
 #include <gradtile/core/cuda/device/async_copy.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/mbarrier.cuh>
+#include <gradtile/core/cuda/device/packed.cuh>
 
 namespace gradtile::cuda {
 namespace device {
@@ -54,12 +55,14 @@ class ClusterReceiver {
 #endif
     }
     /// Stores the value in block `rank`'s shared memory, at the address that `own` has in this block.
-    __device__ __forceinline__ void send(float* own, int rank, float value) const {
+    __device__ __forceinline__ void send(Packed<float, 4>* own, int rank,
+                                         const Packed<float, 4>& value) const {
 #ifdef GRADTILE_HAS_CLUSTERS
-        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
-                         in_block(shared_address(own), rank)),
-                     "f"(value), "r"(in_block(barrier_.memory(), rank))
-                     : "memory");
+        asm volatile(
+            "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+            "[%5];" ::"r"(in_block(shared_address(own), rank)),
+            "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(in_block(barrier_.memory(), rank))
+            : "memory");
 #endif
     }
     __device__ __forceinline__ void send(float2* own, int rank, float2 value) const {
