@@ -96,7 +96,7 @@ void expect_equal_updates_of_every_optimizer(const Context& ctx, DType dtype, Ma
                 LearningRateFactor(), storage<format>));
         });
     expect_equal_updates<MuonProblem>(
-        ctx, dtype, masters, test::muon_lr, 5,
+        ctx, dtype, masters, test::muon_lr, steps,
         [](const Context& c, const MuonProblem& p, const OptimizerShard& shard) {
             MuonOptions options = test::normuon_options;
             options.matrix.moments = storage<format>;
