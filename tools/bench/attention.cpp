@@ -17,8 +17,8 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/tools/bench/attention_anchor.h>
+#include <gradtile/tools/bench/attention_passes.h>
 #include <gradtile/tools/bench/attention_shapes.h>
-#include <gradtile/tools/bench/attention_tuning.h>
 #include <gradtile/tools/bench/benchmarks.h>
 #include <gradtile/tools/bench/measure.h>
 #include <gradtile/tools/bench/named_masks.h>
@@ -42,39 +42,16 @@ struct EnumNames<TimedPass> {
 namespace gradtile::cli {
 namespace {
 
-/// Options that change scores and probabilities.
-struct ScoreFlags {
-    double softcap = 0, dropout = 0;
-    bool alibi = false, sink = false;
-    std::string bias;  ///< the letters from "bhqk" whose axes are not broadcast; empty: no bias
-    bool mask_bias = false;
-    std::string mask;  ///< a NamedMask; empty: none
-
-    void check() const {
-        check_flag("--softcap", softcap, {0, 1e20});
-        check_flag("--dropout", dropout, {0, 1, /*min_is_open=*/false, /*max_is_open=*/true});
-        const std::string axes = "bhqk";
-        std::size_t next = 0;
-        for (const char axis : bias) {
-            next = axes.find(axis, next);
-            check_usage(next != std::string::npos, "--bias: ", bias,
-                        "; expected letters of bhqk in this order, for example bhqk, hqk or bk");
-            ++next;
-        }
-    }
-};
-
 struct Flags {
-    ScoreFlags score;
+    PassFlags passes;
     std::optional<std::int64_t> batch, heads, kv_heads, head_dim;
     std::vector<std::int64_t> queries, lengths, packed;
     std::string anchor;  ///< a file; empty: none
-    attention::Algorithm algorithm = attention::Algorithm::flash2;
     DeviceChoice device = DeviceChoice::automatic;
     std::vector<TrainDType> dtypes;  // empty: bf16 on a GPU, else f32
     TimedPass pass = TimedPass::both;
     std::int64_t threads = 0, runs = 9;
-    bool causal = true, deterministic = false, explain = false, tune = false, cpu_time = false, json = false;
+    bool causal = true, explain = false, tune = false, cpu_time = false, json = false;
 
     Sampling sampling() const {
         Sampling sampling{.runs = runs, .clock = cpu_time ? Clock::calling_thread : Clock::device};
@@ -147,135 +124,12 @@ std::vector<Shapes> shapes_of(const Flags& flags, Device device) {
     return list;
 }
 
-/// Forward and backward on tensors allocated with ctx.
-class Passes {
-  public:
-    Passes(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags)
-        : ctx_(ctx),
-          options_{.algorithm = flags.algorithm,
-                   .causal = shapes.causal,
-                   .deterministic = flags.deterministic,
-                   .softcap = flags.score.softcap,
-                   .dropout_p = flags.score.dropout},
-          numbers_(ctx) {
-        const auto tensor = [&](std::int64_t tokens, std::int64_t heads) {
-            if (shapes.anchors.empty())
-                return numbers_(ctx, {shapes.batch, tokens, heads, shapes.head_dim}, dtype);
-            return numbers_(ctx, {shapes.batch, heads, tokens, shapes.head_dim}, dtype).transpose(1, 2);
-        };
-        const auto query_tensor = [&] { return tensor(shapes.queries, shapes.heads); };
-        const auto key_tensor = [&] { return tensor(shapes.length, shapes.kv_heads); };
-        q_ = query_tensor(), k_ = key_tensor(), v_ = key_tensor();
-        o_ = query_tensor(), d_o_ = query_tensor();
-        gradients_ = {.q = query_tensor(), .k = key_tensor(), .v = key_tensor()};
-        if (!shapes.packed.empty()) pack(shapes);
-        if (!flags.score.mask.empty())
-            options_.row_ranges = ctx.is_planning() ? empty(ctx, {1, 1, shapes.length, 4}, DType::i32)
-                                                    : mask_named(flags.score.mask).ranges(ctx, shapes.length);
-        if (flags.score.dropout > 0) options_.dropout_key = DropoutKey::from_step(1, 1);
-        add_score_tensors(shapes, flags.score);
-    }
-
-    void forward() {
-        saved_ = {};  // frees memory first, so that the arena's state equals the dry run's
-        attention::forward(ctx_, q_, k_, v_, options_, saved_, o_);
-    }
-    std::string explain() const { return attention::explain_forward(ctx_, q_, k_, v_, options_); }
-    /// Runs the backward pass for the last forward().
-    void backward() { attention::backward(ctx_, d_o_, options_, saved_, gradients_); }
-    /// Each pass with all its plans. `flops` counts the forward pass.
-    TunedPass tuned_forward(const Shapes& shapes, double flops) {
-        const auto bound = [&](auto&& bound_of) {
-            return bound_of(q_.dtype(), ctx_.device(), shapes.head_dim, shapes.length);
-        };
-        return {.name = "forward",
-                .flops = flops,
-                .run = with_kernels([this] { forward(); }),
-                .results = {{"O", [this] { return o_; }, bound(attention::result_bound)},
-                            {"LSE", [this] { return saved_.lse; }, bound(attention::lse_bound)}},
-                .plans = attention::forward_plans(ctx_, q_, k_, v_, options_)};
-    }
-    TunedPass tuned_backward(const Shapes& shapes, double flops) {
-        forward();
-        const std::int64_t queries = shapes.queries * (shapes.heads / shapes.kv_heads);
-        const auto result = [&](const char* name, const Tensor& x, std::int64_t terms) {
-            return TunedResult{name, [x] { return x; },
-                               attention::result_bound(q_.dtype(), ctx_.device(), shapes.head_dim, terms)};
-        };
-        return {.name = "backward",
-                .flops = 2.5 * flops,
-                .run = with_kernels([this] { backward(); }),
-                .results = {result("dQ", gradients_.q, shapes.length), result("dK", gradients_.k, queries),
-                            result("dV", gradients_.v, queries)},
-                .plans = attention::backward_plans(ctx_, options_, saved_)};
-    }
-    /// Bytes of row statistics that forward() left for backward().
-    std::size_t saved_bytes() const {
-        std::size_t bytes = 0;
-        for (const Tensor* x : {&saved_.lse, &saved_.row_max, &saved_.row_sum})
-            if (x->defined()) bytes += x->bytes();
-        return bytes;
-    }
-
-  private:
-    /// Returns a function that runs a pass with Options::kernels.
-    template <class Pass>
-    std::function<void(const attention::KernelChoice&)> with_kernels(Pass pass) {
-        return [this, pass](const attention::KernelChoice& kernels) {
-            options_.kernels = kernels;
-            pass();
-            options_.kernels = {};
-        };
-    }
-    /// Makes the call packed: removes every tensor's batch axis and sets the sequence offsets.
-    void pack(const Shapes& shapes) {
-        for (Tensor* x : {&q_, &k_, &v_, &o_, &d_o_, &gradients_.q, &gradients_.k, &gradients_.v})
-            *x = x->select(0, 0);
-        std::vector<std::int32_t> offsets{0};
-        for (const std::int64_t tokens : shapes.packed)
-            offsets.push_back(offsets.back() + static_cast<std::int32_t>(tokens));
-        const Shape shape{static_cast<std::int64_t>(offsets.size())};
-        options_.cumulative_q =
-            ctx_.is_planning() ? empty(ctx_, shape, DType::i32) : from_host(ctx_, offsets, shape);
-        options_.cumulative_k = options_.cumulative_q;
-    }
-    void add_score_tensors(const Shapes& shapes, const ScoreFlags& flags) {
-        if (flags.alibi) {
-            options_.alibi_slopes = empty(ctx_, {shapes.heads}, DType::f32);
-            if (!ctx_.is_planning()) fill(ctx_, options_.alibi_slopes, 1.0 / 64);
-        }
-        if (flags.sink) {
-            options_.sink = numbers_(ctx_, {shapes.heads}, DType::f32);
-            gradients_.sink = empty_like(ctx_, options_.sink);
-        }
-        const DType dtype = q_.dtype();
-        if (flags.mask_bias) options_.biases[1] = numbers_(ctx_, {shapes.batch, 1, 1, shapes.length}, dtype);
-        if (flags.bias.empty()) return;
-        const auto length_of = [&](char axis, std::int64_t length) {
-            return flags.bias.find(axis) == std::string::npos ? 1 : length;
-        };
-        options_.biases[0] = numbers_(ctx_,
-                                      {length_of('b', shapes.batch), length_of('h', shapes.heads),
-                                       length_of('q', shapes.queries), length_of('k', shapes.length)},
-                                      dtype);
-        gradients_.biases[0] = empty_like(ctx_, options_.biases[0]);
-    }
-
-    Context ctx_;
-    attention::Options options_;
-    RandomNumbers numbers_;  // kept alive, because its freed memory could serve as scratch memory, which
-                             // would then not be counted
-    Tensor q_, k_, v_, o_, d_o_;
-    attention::Gradients gradients_;
-    attention::Saved saved_;
-};
-
 struct Scratch {
     std::size_t forward, backward;  // bytes
 };
 Scratch scratch_of(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags) {
     const auto arena = Arena::for_planning(ctx.device());
-    Passes passes(ctx.plan(arena), shapes, dtype, flags);
+    AttentionPasses passes(ctx.plan(arena), shapes, dtype, flags.passes);
     const auto peak_of = [&](auto&& work) {
         const std::size_t before = arena->bytes_in_use();
         arena->reset_peak();
@@ -295,7 +149,7 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
     const bool on_cpu = ctx.device().is_cpu();
     const double read_rate =
         on_cpu ? measure_read_rate(ctx, static_cast<std::int64_t>(bytes), flags.sampling()) : 0;
-    Passes passes(ctx, shapes, dtype, flags);
+    AttentionPasses passes(ctx, shapes, dtype, flags.passes);
     if (ctx.is_planning()) {
         passes.forward();
         passes.backward();
@@ -307,7 +161,7 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
         const double flops_per_s = flops / ms * 1e3;
         const auto number = [](std::int64_t value) { return static_cast<double>(value); };
         const std::string mask_name =
-            flags.score.mask.empty() ? (shapes.causal ? "causal" : "full") : flags.score.mask;
+            flags.passes.score.mask.empty() ? (shapes.causal ? "causal" : "full") : flags.passes.score.mask;
         std::vector<Cell> cells{number(shapes.batch),
                                 number(shapes.heads),
                                 number(shapes.kv_heads),
@@ -315,7 +169,7 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
                                 number(shapes.length),
                                 number(shapes.head_dim),
                                 std::string(name_of(dtype)),
-                                concat(flags.algorithm),
+                                concat(flags.passes.algorithm),
                                 mask_name,
                                 std::string(pass),
                                 ms,
@@ -332,7 +186,7 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
         table.add(cells);
     };
     double flops = shapes.forward_flops();
-    if (!flags.score.mask.empty()) flops *= visible_blocks(shapes, flags.score.mask).share();
+    if (!flags.passes.score.mask.empty()) flops *= visible_blocks(shapes, flags.passes.score.mask).share();
     const Scratch scratch = scratch_of(ctx, shapes, dtype, flags);
     if (flags.pass == TimedPass::backward) {
         passes.forward();  // fills `saved`, which backward reads
@@ -344,7 +198,7 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
 }
 
 void measure_plans(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags, Table& table) {
-    Passes passes(ctx, shapes, dtype, flags);
+    AttentionPasses passes(ctx, shapes, dtype, flags.passes);
     if (ctx.is_planning()) {  // no plan needs more memory than a dry run counts
         passes.forward();
         passes.backward();
@@ -396,13 +250,13 @@ void tune_attention(const Context& ctx, const std::vector<Shapes>& list, DType d
 /// Times a shape without the named mask, and prints how many blocks the mask leaves.
 void measure_dense(const Context& ctx, const Shapes& shapes, DType dtype, const Flags& flags, double ceiling,
                    Table& table, SpeedupsByPass& speedups) {
-    const attention::VisibleBlocks blocks = visible_blocks(shapes, flags.score.mask);
+    const attention::VisibleBlocks blocks = visible_blocks(shapes, flags.passes.score.mask);
     if (!flags.json)
-        std::cout << "--mask " << flags.score.mask << ", " << shapes.length << " tokens: " << blocks.visible
-                  << " of " << blocks.all << " blocks of 128 x 128 (" << 100 * blocks.share()
-                  << "%) have a visible pair" << std::endl;
+        std::cout << "--mask " << flags.passes.score.mask << ", " << shapes.length
+                  << " tokens: " << blocks.visible << " of " << blocks.all << " blocks of 128 x 128 ("
+                  << 100 * blocks.share() << "%) have a visible pair" << std::endl;
     Flags dense = flags;
-    dense.score.mask.clear();
+    dense.passes.score.mask.clear();
     const Context arena_ctx = with_arena_for(ctx, "bench attention", [&](const Context& dry) {
         measure(dry, shapes, dtype, dense, 0, table, speedups);
     });
@@ -421,7 +275,7 @@ void measure_shapes(const Context& ctx, const std::vector<Shapes>& list, DType d
         if (flags.explain) {
             std::cout << shapes.batch << " x " << shapes.heads << " heads over " << shapes.kv_heads << ", "
                       << shapes.queries << " x " << shapes.length << ", head dim " << shapes.head_dim << ": "
-                      << Passes(arena_ctx, shapes, dtype, flags).explain() << std::endl;
+                      << AttentionPasses(arena_ctx, shapes, dtype, flags.passes).explain() << std::endl;
             continue;
         }
         if (!ceiling) {
@@ -430,7 +284,7 @@ void measure_shapes(const Context& ctx, const std::vector<Shapes>& list, DType d
                 std::cout << dtype << " on " << ctx.device() << "; ceiling: a product of " << ceiling->size
                           << "^3 at " << 1e-12 * ceiling->flops_per_s() << " TFLOP/s" << std::endl;
         }
-        if (!flags.score.mask.empty())
+        if (!flags.passes.score.mask.empty())
             measure_dense(ctx, shapes, dtype, flags, ceiling->flops_per_s(), table, speedups);
         measure(arena_ctx, shapes, dtype, flags, ceiling->flops_per_s(), table, speedups);
     }
@@ -444,17 +298,17 @@ void measure_shapes(const Context& ctx, const std::vector<Shapes>& list, DType d
 int bench_attention(const Flags& flags) {
     check_flag("--threads", flags.threads, threads_range);
     check_flag("--runs", flags.runs, runs_range);
-    flags.score.check();
-    if (!flags.score.mask.empty()) {
-        mask_named(flags.score.mask);
+    flags.passes.score.check();
+    if (!flags.passes.score.mask.empty()) {
+        mask_named(flags.passes.score.mask);
         check_usage(flags.packed.empty() && flags.queries.empty(),
                     "--mask: cannot be combined with --packed or --queries");
     }
     if (flags.tune) {
         check_usage(!flags.explain && !flags.cpu_time && flags.anchor.empty(),
                     "--tune: cannot be combined with --explain, --cpu-time or --anchor");
-        check_usage(flags.algorithm == attention::Algorithm::flash2, "--tune: --algorithm ", flags.algorithm,
-                    " has one way to compute a call; expected flash2");
+        check_usage(flags.passes.algorithm == attention::Algorithm::flash2, "--tune: --algorithm ",
+                    flags.passes.algorithm, " has one way to compute a call; expected flash2");
     }
     const Device device = resolve_device(flags.device);
     check_usage(!flags.tune || device.is_cuda(), "--tune: times kernels of a GPU, but the device is ", device,
@@ -519,35 +373,36 @@ void add_bench_attention(Command& bench) {
         "(default: none)",
         [flags](const std::string& path) { flags->anchor = path; });
     command.add_value<std::string>("--algorithm", "flash2, naive, memory_efficient or flash1",
-                                   concat(flags->algorithm), [flags](const std::string& name) {
-                                       flags->algorithm = attention::algorithm_named(name, "--algorithm");
+                                   concat(flags->passes.algorithm), [flags](const std::string& name) {
+                                       flags->passes.algorithm =
+                                           attention::algorithm_named(name, "--algorithm");
                                    });
     command.add_switch("--causal", "mask keys after the query (default: yes)",
                        [flags](bool causal) { flags->causal = causal; });
-    command.add_value("--softcap", flags->score.softcap, "c in scores c * tanh(product / c); 0: none");
-    command.add_switch("--alibi", flags->score.alibi,
+    command.add_value("--softcap", flags->passes.score.softcap, "c in scores c * tanh(product / c); 0: none");
+    command.add_switch("--alibi", flags->passes.score.alibi,
                        "subtract from scores a multiple of the distance between query and key");
     command.add_value<std::string>("--bias",
                                    "add a bias with these axes to the scores and compute its gradient: bhqk "
                                    "or a part, for example hqk or bk (default: no bias)",
-                                   [flags](const std::string& axes) { flags->score.bias = axes; });
-    command.add_switch("--mask-bias", flags->score.mask_bias,
+                                   [flags](const std::string& axes) { flags->passes.score.bias = axes; });
+    command.add_switch("--mask-bias", flags->passes.score.mask_bias,
                        "add a bias of the keys of each sequence, without a gradient, as Evoformer's mask");
     std::string masks =
         "time this mask, made of row ranges, beside the call without a mask, in place of --causal (default: "
         "none):";
     for (const NamedMask& mask : named_masks()) masks += concat(' ', mask.name, " (", mask.help, ')');
     command.add_value<std::string>("--mask", masks, [flags](const std::string& name) {
-        flags->score.mask = name;
+        flags->passes.score.mask = name;
         flags->causal = false;
     });
-    command.add_switch("--sink", flags->score.sink, "add a logit without a value to every row");
-    command.add_value("--dropout", flags->score.dropout, "probability of dropping an element of P");
+    command.add_switch("--sink", flags->passes.score.sink, "add a logit without a value to every row");
+    command.add_value("--dropout", flags->passes.score.dropout, "probability of dropping an element of P");
     command.add_value("--pass", flags->pass, "passes to time");
     command.add_row_values("--dtype", flags->dtypes, "type of Q, K and V (default: bf16 on a GPU, else f32)");
     add_device_flag(command, flags->device);
     command.add_value("--threads", flags->threads, "number of threads; 0: all cores");
-    command.add_switch("--deterministic", flags->deterministic,
+    command.add_switch("--deterministic", flags->passes.deterministic,
                        "the same bits in every run on a GPU, but slower; the CPU always gives the same bits");
     command.add_switch("--explain", flags->explain,
                        "print which kernels compute the forward pass, with biases also those of the backward "
