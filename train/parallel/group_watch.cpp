@@ -2,6 +2,8 @@
 
 #include <poll.h>
 
+#include <utility>
+
 #include <gradtile/core/check.h>
 #include <gradtile/core/start_thread.h>
 
@@ -202,6 +204,8 @@ void ProcessGroup::Watch::check_for_fault() {
     for (const auto& [inspection, inspector] : inspectors_) {
         const std::optional<std::string> found = inspector.probe();
         if (!found) continue;
+        // A lost process may break NCCL's connections, too; its loss is known at the next heartbeat.
+        if (survives_ && !std::exchange(has_fault_, true)) return;
         const std::scoped_lock state(mutex_);
         stream_.send(
             {.kind = Message::Kind::failure, .step = step_, .text = found->substr(0, max_exchanged_bytes)});

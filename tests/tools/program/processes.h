@@ -54,14 +54,13 @@ class Processes : public testing::Test {
     }
     /// Starts the processes with gradtile's own launcher.
     Program launch(const Arguments& arguments) const {
-        return Program(arguments + Arguments{gpus > 0 ? "--gpus" : "--processes", std::to_string(ranks_)},
+        return Program(arguments + (gpus > 0 ? Arguments{"--gpus", std::to_string(ranks_)} + on_loss_
+                                             : Arguments{"--processes", std::to_string(ranks_)}),
                        options_);
     }
-    /// Starts the processes with mpirun on the CPU if uses_mpirun_, otherwise with gradtile's launcher, which
-    /// on GPUs does not replace lost ranks either unless on_loss_ is empty.
+    /// Starts the processes with mpirun on the CPU if uses_mpirun_, otherwise with gradtile's launcher.
     Program start(const Arguments& arguments) const {
-        if (gpus > 0) return launch(arguments + on_loss_);
-        if (!uses_mpirun_) return launch(arguments);
+        if (gpus > 0 || !uses_mpirun_) return launch(arguments);
         ProcessOptions options = options_;
         options.prefix = {"mpirun", "-np", std::to_string(ranks_)};
         if (directory_per_rank_)
@@ -136,7 +135,7 @@ class Processes : public testing::Test {
     ProcessOptions options_;
     std::string stories_;
     bool uses_mpirun_ = true, directory_per_rank_ = false;
-    Arguments on_loss_ = {"--on-loss", "stop"};
+    Arguments on_loss_ = {"--on-loss", "stop"};  // on GPUs
     Arguments extra_settings_;
     std::mt19937 random_{std::random_device{}()};
     int counter_ = 0;

@@ -69,8 +69,8 @@ struct ProcessGroup::Watch {
     // Used by the thread only.
     MessageStream stream_;
     SteadyTime last_message_, next_heartbeat_;
-
     bool was_interrupted_ = false;  // the main thread, by an inspector
+    bool has_fault_ = false;
 
     std::mutex inspectors_mutex_;
     std::map<const Inspection*, Inspector> inspectors_;  // guarded by inspectors_mutex_
