@@ -231,7 +231,8 @@ void ProcessGroup::Watch::end_if_stuck() {
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, Seconds(options_.timeout) + interrupt_grace, [&] { return stop_; })) return;
     lock.unlock();
-    if (options_.on_loss) options_.on_loss(lost_->line);
+    if (options_.on_loss)
+        options_.on_loss(concat(lost_->line, "; the main thread's wait could not be ended"));
 }
 
 void ProcessGroup::Watch::handle(const Message& message) {

@@ -93,8 +93,7 @@ NcclConnection::~NcclConnection() {
 
 void NcclConnection::connect() {
     use_device(device_);
-    // All processes have ended the old exchanges, and those that hung are gone.
-    if (aborting_.joinable()) aborting_.join();
+    finish_abort();
     comm_ = nullptr;
     is_lost_ = false;
     set_interruption(0.0);
@@ -126,7 +125,7 @@ void NcclConnection::interrupt() {
     if (comm == nullptr || aborting_.joinable()) return;
     // A thread of its own: the call returns only when graphs with exchanges are gone and when all other
     // processes have aborted or ended, which includes one that hangs until the launcher kills it.
-    aborting_ = start_thread("the end of NCCL's exchanges", [this, comm] {
+    std::packaged_task<void()> abort([this, comm] {
         // The main thread leaves NCCL and then finds is_lost_, or it waits in NCCL for the device, which only
         // the abort frees.
         constexpr auto max_call = std::chrono::seconds(1);
@@ -134,6 +133,17 @@ void NcclConnection::interrupt() {
         (void)cudaSetDevice(device_.index());
         (void)nccl().comm_abort(comm);
     });
+    aborted_ = abort.get_future();
+    aborting_ = start_thread("the end of NCCL's exchanges", std::move(abort));
+}
+
+/// Called when all processes have begun to abort, and those that hung are gone.
+void NcclConnection::finish_abort() {
+    if (!aborting_.joinable()) return;
+    constexpr auto max_wait = std::chrono::seconds(60);
+    check(aborted_.wait_for(max_wait) == std::future_status::ready,
+          "nccl: the exchanges with a lost process could not be ended within ", max_wait.count(), " s");
+    aborting_.join();
 }
 
 std::optional<std::string> NcclConnection::fault() const {

@@ -147,7 +147,8 @@ TEST_F(ReplacedRanks, KilledOnesCostNoStep) {
                     {"--dtype", "bf16", "--micro-batch", "1", "--offload", "gradients"},
                     {"--eval-every", "7", "--zero", "1"},
                     {"--dtype", "bf16", "--micro-batch", "1", "--zero", "2", "--no-cuda-graph"},
-                    {"--eval-every", "7", "--zero", "3", "--checkpoint-parts"}};
+                    {"--eval-every", "7", "--zero", "3", "--checkpoint-parts"},
+                    {"--eval-every", "5", "--context-parallel", std::to_string(gpus), "--dropout", "0"}};
     if (const Arguments given = fault_settings(); !given.empty()) settings = {given};
     for (std::size_t i = 0; i < settings.size(); ++i) {
         ranks_ = gpus > 0 ? gpus : fault_processes > 0 ? fault_processes : 2 + static_cast<int>(i % 3);

@@ -441,6 +441,7 @@ TEST(ProcessGroup, SurvivorsEndIfAnInterruptDoesNotHelp) {
     const std::vector<Exit> exits = ranks.exits();
     EXPECT_EQ(exits[0].exit_code, 3);
     EXPECT_THAT(exits[0].output, HasSubstr("rank 1 was lost at step 41"));
+    EXPECT_THAT(exits[0].output, HasSubstr("; the main thread's wait could not be ended"));
 }
 
 /// Simulates a broken network: every process is alive, and all main threads wait forever.

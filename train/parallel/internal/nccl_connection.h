@@ -3,6 +3,7 @@
 /// which is then replaced. A collective whose peer is lost never ends otherwise, neither on the GPU nor for
 /// the thread that waits for it.
 #include <atomic>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -51,6 +52,7 @@ class NcclConnection {
 
   private:
     void interrupt();
+    void finish_abort();
     std::optional<std::string> fault() const;
     [[noreturn]] void fail(ncclResult_t result, const char* what) const;
     void set_interruption(double value) const;
@@ -62,6 +64,7 @@ class NcclConnection {
     std::atomic<bool> is_lost_ = false;
     mutable std::timed_mutex calling_;  // held while the main thread is in a call of NCCL
     std::thread aborting_;
+    std::future<void> aborted_;  // by that thread
     std::unique_ptr<ProcessGroup::Inspection> inspection_;
 };
 
