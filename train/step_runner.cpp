@@ -191,7 +191,7 @@ std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_
         cuda::synchronize(ctx.device(), ctx.stream());
     }
     const double* const result = host_result_.data<double>();
-    // A norm is finite only if all sums of the step are complete; the step then counts, whoever is lost now.
+    // A finite norm means that all sums of the step were complete: the step counts, even after a loss.
     if (!std::isfinite(result[2])) communicator_->synchronize(ctx);
     if (outcome == Outcome::completed) count_votes(result[1]);
     if (outcome == Outcome::abandoned || failed_) {
