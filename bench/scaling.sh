@@ -33,7 +33,7 @@ while read -r preset sequences zero; do
             --tokenizer bytes --vocabulary 50257 --data "$work/stories.txt" --out "$run" --steps "$steps" --eval-every 0 --save-every 0
             --val-fraction 0)
         launch=()
-        [ "$gpus" = 1 ] || launch=("${LAUNCH:---gpus}" "$gpus")
+        [ "$gpus" = 1 ] || launch=("${LAUNCH:---gpus}" "$gpus" --on-loss stop)
         # shellcheck disable=SC2086
         "$gradtile" train "${launch[@]}" "${settings[@]}" --quiet ${FLAGS:-} < /dev/null > "$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
         printf '{"what": "step", "gpus": %s, "ms": %s, "note": "%s", "preset": "%s", "dtype": "%s", "vocabulary": 50257, "batch": %s, "micro-batch": %s, "zero": %s}\n' \

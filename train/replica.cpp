@@ -343,7 +343,7 @@ void Replica::save_into(Checkpoint& checkpoint) {
             checkpoint.optimizer[part.name] = to_host_memory(part.name, part.tensor);
         }
     }
-    if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
+    communicator_.synchronize(ctx);
 }
 
 Tensor Replica::gather_to_host(const std::string& name, std::int64_t numbers, DType dtype,

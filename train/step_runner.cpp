@@ -129,7 +129,8 @@ StepRunner::Outcome StepRunner::compute_step(const Context& ctx, const StepShape
     if (communicator_->size() > 1) copy(ctx, votes, input_.vote());
     parallel.finish_gradients(ctx);
     parallel.sum(ctx, result_.slice(0, 0, 2));
-    ClipOptions clipping{.max_norm = config_.clip, .loss = loss};
+    ClipOptions clipping{
+        .max_norm = config_.clip, .loss = loss, .interruption = communicator_->interruption()};
     if (parallel.is_sharded())
         clipping.add_other_parts = [&](const Tensor& sum_of_squares) { parallel.sum(ctx, sum_of_squares); };
     const Clip clip = clip_global_norm(ctx, parallel.gradients(), clipping);
@@ -145,6 +146,8 @@ void StepRunner::try_to_capture(const Context& ctx, const StepShape& shape) {
     capture_next_ = false;
     try {
         graph_.capture(ctx, [&] { compute_step(ctx, shape); });
+    } catch (const RankLost&) {
+        throw;
     } catch (const Error& error) {
         replica_.parallel.forget_frozen();
         on_message_(concat("the step is not replayed as a CUDA graph: ", error.what()));
@@ -188,6 +191,8 @@ std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_
         cuda::synchronize(ctx.device(), ctx.stream());
     }
     const double* const result = host_result_.data<double>();
+    // A finite norm means that all sums of the step were complete: the step counts, even after a loss.
+    if (!std::isfinite(result[2])) communicator_->synchronize(ctx);
     if (outcome == Outcome::completed) count_votes(result[1]);
     if (outcome == Outcome::abandoned || failed_) {
         drop_input();
@@ -269,12 +274,7 @@ void StepRunner::count_votes(double sum) {
 /// Called by all processes between two parts of a step or an evaluation.
 StepRunner::Outcome StepRunner::vote_on_stopping(const Context& ctx) {
     double votes = own_vote();
-    if (!group_.is_alone()) {
-        const Tensor sum = from_host(ctx.with_allocator(system_allocator(ctx.device())),
-                                     std::span<const double>(&votes, 1), {1}, DType::f64);
-        communicator_->all_reduce(ctx, sum);
-        votes = item(ctx, sum);
-    }
+    communicator_->sum(ctx, {&votes, 1});
     count_votes(votes);
     return stopping_ ? Outcome::abandoned : Outcome::completed;
 }

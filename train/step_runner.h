@@ -37,6 +37,13 @@ class StepRunner {
     std::optional<StepReport> run_step(std::int64_t step, bool prepares_next, double used = 0.0);
     /// Forgets the data of the running step, which another process's loss has ended.
     void drop_input() { input_.restore(data_before_); }
+    /// Leaves the other processes after a loss: forgets everything that refers to exchanges with them.
+    void disconnect() {
+        graph_ = {};
+        steps_enqueued_ = capture_next_ = false;
+        communicator_->disconnect();
+        replica_.parallel.forget_frozen();
+    }
     bool evaluates() const { return validation_ != nullptr; }
     /// Returns the mean loss of the validation data after step `step`; an empty result when the evaluation
     /// was abandoned.
@@ -71,6 +78,7 @@ class StepRunner {
     /// then released.
     void with_values(const std::function<void()>& use) {
         replica_.parallel.gather_values(*arena_ctx_);
+        communicator_->synchronize(*arena_ctx_);
         use();
         replica_.parallel.release_values();
     }

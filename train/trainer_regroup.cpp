@@ -44,15 +44,17 @@ CommonState Trainer::find_common_state() {
 }
 
 /// Collective: makes this process's state the common one. If a process is lost meanwhile, this process has
-/// parts of two states, unless its own was as new. `directory`: the run's, in rank 0. Returns up to which
-/// step the metrics are right: a step that was lost or is not complete is recorded again.
+/// parts of two states, unless its own was as new and it is no GPU's. `directory`: the run's, in rank 0.
+/// Returns up to which step the metrics are right: a step that was lost or is not complete is recorded again.
 Trainer::Recorded Trainer::take_state(const CommonState& common, const Start& start,
                                       const RunDirectory* directory) {
     Replica& replica = runner_->replica();
     const bool is_sharded = replica.parallel.is_sharded();
-    has_state_ = common.is_own;
+    // An exchange between GPUs that ends early may write anything, except in the process that sends.
+    const bool keeps_own = model().ctx.device().is_cpu() || group_->rank() == common.rank;
+    has_state_ = common.is_own && keeps_own;
+    replica.clear_gradients();
     if (is_sharded) {
-        replica.clear_gradients();
         recorder_->abandon_parts();
         recorder_->wait_for_saves();
         recorder_->report_saves();
@@ -71,6 +73,7 @@ Trainer::Recorded Trainer::take_state(const CommonState& common, const Start& st
         replica.share(common.rank);
         restore_shared(start);
     }
+    runner_->communicator().synchronize(model().ctx);
     has_state_ = true;
     if (common.step < 0) return {step_, pending_evaluation_ ? LastStep::unwritten : LastStep::written};
     return {finished_ || unfinished_ ? step_ - 1 : step_, LastStep::unsaved};
@@ -165,6 +168,7 @@ RunSummary::Reason Trainer::train_in_spite_of_losses(std::int64_t stop_after) {
 
 /// Continues with new processes in the place of the lost ones, which do the same in their constructor.
 void Trainer::regroup(const RankLost& loss) {
+    runner_->disconnect();
     group_->regroup(loss);
     const CommonState common = find_common_state();
     const Start start = share_position(common);

@@ -1,6 +1,7 @@
 #include <gradtile/train/trainer.h>
 
 #include <algorithm>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -110,6 +111,15 @@ std::optional<std::int64_t> change_settings(TrainConfig& config, const JsonValue
           "'; expected the same data at another place");
     const std::int64_t last_step = std::exchange(config.steps, horizon);
     return changes.contains("steps") ? std::optional(last_step) : std::nullopt;
+}
+
+/// Waits for the memory of a lost process whose GPU this one takes: it may become free a moment after the
+/// process has ended.
+void wait_for_free_memory(Device device, std::size_t bytes) {
+    constexpr auto interval = std::chrono::milliseconds(100);
+    constexpr int max_intervals = 100;
+    for (int i = 0; i < max_intervals && available_memory(device) < bytes; ++i)
+        std::this_thread::sleep_for(interval);
 }
 
 /// How many tokens at the data's start are searched for documents.
@@ -236,7 +246,10 @@ Trainer::Trainer(Replacement, MessageHandler on_message, std::shared_ptr<Process
     std::optional<RunDirectory> directory;
     if (group_->is_root() && !config_.out.empty()) directory = RunDirectory::open(config_.out);
     const Recorded recorded = take_state(common, start, directory ? &*directory : nullptr);
-    if (common.step >= 0) restore_record(state);
+    if (common.step >= 0) {
+        restore_record(state);
+        restore_algorithms(state, start.source);
+    }
     if (!config_.out.empty()) resume_in_directory(std::move(directory), recorded.step, recorded.last);
 }
 
@@ -315,11 +328,15 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     data_facts_ = facts.dump();
     group_->require_equal("data", data_facts_);
 
+    const bool replaces_rank = !has_state_;
+    if (replaces_rank && ctx.device().is_cuda())
+        wait_for_free_memory(ctx.device(),
+                             plan_memory(ctx, memory_request(config_, ctx.device(), group_->size())).total());
     const std::size_t sharers = ctx.device().is_cpu() ? static_cast<std::size_t>(environment.local_size) : 1;
     std::size_t budget = available_memory(ctx.device()) / sharers;
     if (!config_.memory_budget.empty()) {
         budget = bytes_to_plan(config_, ctx.device());
-        choose_settings(ctx, packing, budget);
+        if (!replaces_rank) choose_settings(ctx, packing, budget);  // the others have chosen
     }
     MemoryRequest request = memory_request(config_, ctx.device(), group_->size());
     request.row_ranges = packing.has_ranges();

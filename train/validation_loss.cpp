@@ -79,12 +79,10 @@ std::optional<double> mean_loss(const Context& ctx, const Transformer& model, Ev
                                 const GoOn& go_on, const ForwardHooks& hooks) {
     const std::optional<LossSum> own = sum_losses(ctx, model, data, shared, go_on, hooks);
     if (!own) return std::nullopt;
-    const double loss_and_targets[] = {own->loss, static_cast<double>(own->targets)};
-    const Tensor sum =
-        from_host(ctx.with_allocator(system_allocator(ctx.device())), loss_and_targets, {2}, DType::f64);
+    double loss_and_targets[] = {own->loss, static_cast<double>(own->targets)};
     communicator.barrier(ctx);  // detects a process that does not arrive
-    communicator.all_reduce(ctx, sum);
-    return item(ctx, sum.slice(0, 0, 1)) / item(ctx, sum.slice(0, 1, 1));
+    communicator.sum(ctx, loss_and_targets);
+    return loss_and_targets[0] / loss_and_targets[1];
 }
 
 }  // namespace gradtile

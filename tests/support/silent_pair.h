@@ -15,7 +15,7 @@ class SilentRing final : public attention::Ring {
 };
 
 /// Process 1 of 2, which exchanges nothing.
-class SilentPair final : public Communicator {
+class SilentPair : public Communicator {
   public:
     SilentPair() : Communicator(1, 2) {}
 

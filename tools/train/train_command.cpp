@@ -273,9 +273,9 @@ bool replaces_lost_ranks(const Flags& flags) {
     const std::string& choice = flags.on_loss;
     check_usage(choice.empty() || choice == "continue" || choice == "stop", "--on-loss '", choice,
                 "'; expected continue or stop");
-    const bool is_possible = flags.group.processes && *flags.group.processes > 1;
+    const bool is_possible = flags.group.processes.value_or(flags.group.gpus.value_or(1)) > 1;
     check_usage(choice != "continue" || is_possible,
-                "--on-loss continue: expected --processes with 2 or more; other runs stop");
+                "--on-loss continue: expected --processes or --gpus with 2 or more; other runs stop");
     return is_possible && choice != "stop";
 }
 
@@ -357,8 +357,8 @@ void add_train(CommandLine& program) {
         [flags](const std::int64_t& n) { flags->restarts = n; });
     command.add_value(
         "--on-loss", flags->on_loss,
-        "with --processes, when a process dies or hangs: continue (default) with a new process in its "
-        "place, or stop");
+        "with --processes or --gpus, when a process dies or hangs: continue (default) with a new process in "
+        "its place, or stop");
     command.add_switch("--memory", flags->memory, "print the memory plan and stop");
     command.add_switch("--print-config", flags->print_config,
                        "print the settings as JSON (as in config.json) and stop");
@@ -371,7 +371,7 @@ void add_train(CommandLine& program) {
         [flags] {
             check_usage(!flags->live || !flags->quiet, "--live and --quiet: expected only one of them");
             check_usage(flags->on_loss.empty() || flags->group.launches(),
-                        "--on-loss: needs --processes; a run under mpirun, srun or torchrun stops");
+                        "--on-loss: needs --processes or --gpus; a run under mpirun, srun or torchrun stops");
             if (flags->print_config) return print_config(*flags);
             return flags->group.launches() || flags->restarts ? launch_training(*flags) : train(*flags);
         },

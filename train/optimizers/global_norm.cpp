@@ -32,6 +32,9 @@ Tensor global_norm(const Context& ctx, const Tensor& x) {
 Clip clip_global_norm(const Context& ctx, const Tensor& gradients, const ClipOptions& options) {
     check(!options.loss.defined() || options.loss.elements() == 1, "clip_global_norm: loss ", options.loss,
           "; expected one element");
+    check(!options.interruption.defined() ||
+              (options.interruption.elements() == 1 && options.interruption.dtype() == DType::f64),
+          "clip_global_norm: interruption ", options.interruption, "; expected one float64 element");
     Clip clip{options.add_other_parts ? norm_of_parts(ctx, gradients, options) : global_norm(ctx, gradients),
               empty(ctx, {1}, DType::f64)};
     on_device(ctx, cpu::clip_scale, cuda::clip_scale, clip.norm, clip.scale, options);

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include <gradtile/train/optimizers/internal/global_norm_backend.h>
 
@@ -51,6 +52,8 @@ void global_norm(const Context& ctx, const Tensor& x, const Tensor& partial, con
 }
 
 void clip_scale(const Context&, const Tensor& norm, const Tensor& scale, const ClipOptions& options) {
+    if (options.interruption.defined() && *options.interruption.data<double>() != 0.0)
+        *norm.data<double>() = std::numeric_limits<double>::quiet_NaN();
     const double length = *norm.data<double>();
     double loss = 0.0;
     if (options.loss.defined())

@@ -70,8 +70,10 @@ __global__ void square_root_kernel(double* x) {
 }
 
 template <class T>
-__global__ void clip_scale_kernel(const double* norm, const T* loss, double max_norm, double* scale) {
+__global__ void clip_scale_kernel(double* norm, const T* loss, const volatile double* interruption,
+                                  double max_norm, double* scale) {
     device::await_predecessor();
+    if (interruption != nullptr && *interruption != 0.0) *norm = nan("");
     const double length = *norm;
     const double loss_value = loss != nullptr ? device::convert<double>(*loss) : 0.0;
     const bool finite = isfinite(length) && isfinite(loss_value);
@@ -111,10 +113,12 @@ void square_root(const Context& ctx, const Tensor& x) {
 
 void clip_scale(const Context& ctx, const Tensor& norm, const Tensor& scale, const ClipOptions& options) {
     const DType loss_dtype = options.loss.defined() ? options.loss.dtype() : DType::f64;
+    const volatile double* const interruption =
+        options.interruption.defined() ? options.interruption.data<double>() : nullptr;
     visit_floating(loss_dtype, [&]<class T>(TypeTag<T>) {
         const T* const loss = options.loss.defined() ? options.loss.data<T>() : nullptr;
-        launch(ctx, clip_scale_kernel<T>, dim3(1), one_thread,
-               static_cast<const double*>(norm.data<double>()), loss, options.max_norm, scale.data<double>());
+        launch(ctx, clip_scale_kernel<T>, dim3(1), one_thread, norm.data<double>(), loss, interruption,
+               options.max_norm, scale.data<double>());
     });
 }
 

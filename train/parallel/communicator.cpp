@@ -82,6 +82,16 @@ void Communicator::barrier(const Context& ctx) const {
     if (size_ > 1) do_barrier(ctx);
 }
 
+void Communicator::sum(const Context& ctx, std::span<double> values) const {
+    if (size_ == 1) return;
+    const Tensor sums = from_host(ctx.with_allocator(system_allocator(ctx.device())),
+                                  std::span<const double>(values), {std::ssize(values)}, DType::f64);
+    all_reduce(ctx, sums);
+    synchronize(ctx);
+    for (std::size_t i = 0; i < values.size(); ++i)
+        values[i] = item(ctx, sums.slice(0, static_cast<std::int64_t>(i), 1));
+}
+
 void Communicator::reconnect() {
     throw Error("communicator: these processes cannot be connected again");
 }

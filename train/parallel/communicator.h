@@ -8,6 +8,7 @@
 /// complete. On the CPU values are added in rank order, so sums are identical in every run and in every
 /// process. On GPUs the same holds with ctx.deterministic(), which fixes NCCL's algorithm.
 #include <memory>
+#include <span>
 
 #include <gradtile/attention/ring_attention.h>
 #include <gradtile/core/tensor.h>
@@ -35,6 +36,15 @@ class Communicator {
     /// Returns when every process has called barrier() and this process's device has completed all enqueued
     /// work.
     void barrier(const Context& ctx) const;
+    /// Replaces each value, on the host, by the sum of all processes' values.
+    void sum(const Context& ctx, std::span<double> values) const;
+    /// Call before the host uses what an exchange has written: waits for ctx's stream. Throws RankLost if
+    /// another process is lost, because exchanges may then have ended early and written anything. On the CPU
+    /// the exchange itself throws.
+    virtual void synchronize(const Context&) const {}
+    /// [1] float64 in memory that ctx's device reads, see ClipOptions::interruption; undefined if none is
+    /// needed.
+    virtual Tensor interruption() const { return {}; }
 
     /// The ring of this process: ranks 0 to processes - 1 are a ring, the next `processes` ranks another one,
     /// and so on. On a GPU a shift runs on the ring's own stream and can be captured; on the CPU
@@ -42,8 +52,12 @@ class Communicator {
     /// ring. Throws Error unless `processes` divides size().
     std::unique_ptr<attention::Ring> ring(const Context& ctx, int processes) const;
 
-    /// Whether reconnect() is possible: the processes are on CPUs and connected by TCP.
+    /// Whether reconnect() is possible: the processes are on CPUs and connected by TCP, or on GPUs and their
+    /// group replaces lost processes.
     virtual bool can_reconnect() const { return false; }
+    /// Call after a RankLost, before ProcessGroup::regroup(): ends what the device still exchanges, and waits
+    /// for the device. No graph with an exchange may exist.
+    virtual void disconnect() {}
     /// Collective, after ProcessGroup::regroup(): connects the new group's processes. A process that replaces
     /// a lost one calls make_communicator() meanwhile. Exchanges that were under way are forgotten. Throws
     /// Error unless can_reconnect().
@@ -51,7 +65,8 @@ class Communicator {
 
     /// Allocator for tensors that are exchanged often. Between GPUs on one host, reductions on tensors in
     /// such memory occupy fewer multiprocessors, and gathers occupy none. Every process allocates the same
-    /// sizes in the same order. Returns ctx's allocator if there is no symmetric memory.
+    /// sizes in the same order. Returns ctx's allocator if there is no symmetric memory, or if
+    /// can_reconnect().
     virtual std::shared_ptr<Allocator> symmetric_memory(const Context& ctx) const { return ctx.allocator(); }
 
   protected:

@@ -2,6 +2,8 @@
 
 #include <poll.h>
 
+#include <utility>
+
 #include <gradtile/core/check.h>
 #include <gradtile/core/start_thread.h>
 
@@ -13,6 +15,9 @@ using std::chrono::milliseconds;
 
 // Upper bound for the hub's failure_grace + max_final_send_time.
 constexpr auto max_failure_time = std::chrono::seconds(3);
+// An interrupted main thread has this much more time than the launcher gives the processes that report a
+// loss.
+constexpr auto interrupt_grace = Seconds(10.0);
 
 std::string step_description(std::int64_t step) {
     return step < 0 ? "before the first step" : concat("at step ", step);
@@ -48,6 +53,7 @@ ProcessGroup::Watch::~Watch() {
     {
         const std::scoped_lock lock(mutex_);
         stop_ = true;
+        changed_.notify_all();
     }
     wake_.notify();
     thread_.join();
@@ -104,14 +110,14 @@ void ProcessGroup::Watch::end_waiting() {
     waiting_for_.clear();
 }
 
-void ProcessGroup::Watch::begin_inspection(const Inspection& inspection, FaultProbe probe) {
-    const std::scoped_lock lock(probes_mutex_);
-    probes_[&inspection] = std::move(probe);
+void ProcessGroup::Watch::begin_inspection(const Inspection& inspection, Inspector inspector) {
+    const std::scoped_lock lock(inspectors_mutex_);
+    inspectors_[&inspection] = std::move(inspector);
 }
 
 void ProcessGroup::Watch::end_inspection(const Inspection& inspection) {
-    const std::scoped_lock lock(probes_mutex_);
-    probes_.erase(&inspection);
+    const std::scoped_lock lock(inspectors_mutex_);
+    inspectors_.erase(&inspection);
 }
 
 void ProcessGroup::Watch::throw_loss() {
@@ -151,6 +157,7 @@ void ProcessGroup::Watch::run() {
         ::poll(watched, 2, static_cast<int>(std::max<std::int64_t>(until_heartbeat, 0)));
         wake_.clear();
     }
+    if (was_interrupted_) end_if_stuck();
 }
 
 /// Sends queued messages and handles received ones. Returns false when the connection is no longer needed.
@@ -193,16 +200,39 @@ void ProcessGroup::Watch::send_heartbeat() {
 
 /// Sends the first fault once; rank 0 then reports it to every process, this one included.
 void ProcessGroup::Watch::check_for_fault() {
-    const std::scoped_lock lock(probes_mutex_);
-    for (const auto& [inspection, probe] : probes_) {
-        const std::optional<std::string> found = probe();
+    const std::scoped_lock lock(inspectors_mutex_);
+    for (const auto& [inspection, inspector] : inspectors_) {
+        const std::optional<std::string> found = inspector.probe();
         if (!found) continue;
+        // A lost process may break NCCL's connections, too; its loss is known at the next heartbeat.
+        if (survives_ && !std::exchange(has_fault_, true)) return;
         const std::scoped_lock state(mutex_);
         stream_.send(
             {.kind = Message::Kind::failure, .step = step_, .text = found->substr(0, max_exchanged_bytes)});
-        probes_.clear();
+        inspectors_.clear();
         return;
     }
+}
+
+/// Returns whether there was something to interrupt.
+bool ProcessGroup::Watch::interrupt_main_thread() {
+    const std::scoped_lock lock(inspectors_mutex_);
+    bool found = false;
+    for (const auto& [inspection, inspector] : inspectors_)
+        if (inspector.interrupt) {
+            inspector.interrupt();
+            found = true;
+        }
+    return found;
+}
+
+/// Ends this process unless the main thread leaves the group within a time.
+void ProcessGroup::Watch::end_if_stuck() {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, Seconds(options_.timeout) + interrupt_grace, [&] { return stop_; })) return;
+    lock.unlock();
+    if (options_.on_loss)
+        options_.on_loss(concat(lost_->line, "; the main thread's wait could not be ended"));
 }
 
 void ProcessGroup::Watch::handle(const Message& message) {
@@ -271,6 +301,7 @@ void ProcessGroup::Watch::record_loss(Loss loss, bool notify) {
     // Called before lost_ is set: the callback may end the process, and the main thread must not print the
     // line a second time.
     if (notify && options_.on_loss) options_.on_loss(loss.line);
+    if (survives_ && !loss.failed) was_interrupted_ = interrupt_main_thread();
     const std::scoped_lock lock(mutex_);
     lost_ = std::move(loss);
     changed_.notify_all();

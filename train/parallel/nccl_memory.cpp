@@ -5,8 +5,8 @@
 
 namespace gradtile::cuda {
 
-NcclMemory::NcclMemory(Device device, std::shared_ptr<ncclComm> comm, ProcessGroup& group)
-    : device_(device), comm_(std::move(comm)), group_(group) {}
+NcclMemory::NcclMemory(Device device, std::shared_ptr<const NcclConnection> connection, ProcessGroup& group)
+    : device_(device), connection_(std::move(connection)), group_(group) {}
 
 std::byte* NcclMemory::allocate(std::size_t bytes) {
     use_device(device_);
@@ -17,7 +17,8 @@ std::byte* NcclMemory::allocate(std::size_t bytes) {
     constexpr int symmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
     void* window = nullptr;
     const auto waiting = group_.waiting("the registration of memory");
-    const ncclResult_t registered = nccl().comm_window_register(comm_.get(), data, bytes, &window, symmetric);
+    const ncclResult_t registered =
+        nccl().comm_window_register(connection_->comm(), data, bytes, &window, symmetric);
     if (registered != ncclSuccess) (void)nccl().mem_free(data);
     nccl_check(registered, "registration of symmetric memory");
     auto* const block = static_cast<std::byte*>(data);
@@ -29,7 +30,7 @@ void NcclMemory::release(std::byte* data, std::size_t) noexcept {
     if (cudaSetDevice(device_.index()) != cudaSuccess) return;
     (void)cudaDeviceSynchronize();  // waits for the device, as cudaFree does
     const auto window = windows_.find(data);
-    (void)nccl().comm_window_deregister(comm_.get(), window->second);
+    (void)nccl().comm_window_deregister(connection_->comm(), window->second);
     windows_.erase(window);
     (void)nccl().mem_free(data);
 }

@@ -222,8 +222,8 @@ ProcessGroup::Waiting ProcessGroup::waiting(const char* what) {
     return {watch_.get(), what};
 }
 
-ProcessGroup::Inspection ProcessGroup::inspect(FaultProbe probe) {
-    return {watch_.get(), std::move(probe)};
+ProcessGroup::Inspection ProcessGroup::inspect(FaultProbe probe, Interrupt interrupt) {
+    return {watch_.get(), std::move(probe), std::move(interrupt)};
 }
 
 ProcessGroup::Survival ProcessGroup::survive_losses() {
@@ -272,8 +272,8 @@ ProcessGroup::Waiting::~Waiting() {
     if (watch_ != nullptr) watch_->end_waiting();
 }
 
-ProcessGroup::Inspection::Inspection(Watch* watch, FaultProbe probe) : watch_(watch) {
-    if (watch_ != nullptr) watch_->begin_inspection(*this, std::move(probe));
+ProcessGroup::Inspection::Inspection(Watch* watch, FaultProbe probe, Interrupt interrupt) : watch_(watch) {
+    if (watch_ != nullptr) watch_->begin_inspection(*this, {std::move(probe), std::move(interrupt)});
 }
 
 ProcessGroup::Inspection::~Inspection() {

@@ -115,10 +115,13 @@ class ProcessGroup {
     [[nodiscard]] Waiting waiting(const char* what);
     /// While the returned object exists, the control thread calls `probe` with every heartbeat. A probe that
     /// returns a text reports a fault in this process, for example in NCCL while the main thread is stuck in
-    /// it; all processes then end with that text.
+    /// it; all processes then end with that text. `interrupt` is called on the same thread, once, when
+    /// another process is lost and the main thread survives that: it ends the main thread's waits that do not
+    /// end by themselves. If the main thread does not come to regroup() nevertheless, on_loss is called.
     class Inspection;
     using FaultProbe = std::function<std::optional<std::string>()>;
-    [[nodiscard]] Inspection inspect(FaultProbe probe);
+    using Interrupt = std::function<void()>;
+    [[nodiscard]] Inspection inspect(FaultProbe probe, Interrupt interrupt = {});
 
     /// Whether lost processes can be replaced.
     bool can_regroup() const { return static_cast<bool>(options_.next_environment); }
@@ -128,7 +131,8 @@ class ProcessGroup {
     class Survival;
     [[nodiscard]] Survival survive_losses();
     /// Collective, after a RankLost: leaves this group, and connects the remaining processes and those that
-    /// replace the lost ones. Throws RankLost when another process is lost meanwhile.
+    /// replace the lost ones. No Inspection may exist. Throws RankLost when another process is lost
+    /// meanwhile.
     void regroup(const RankLost& loss);
 
     /// Becomes readable once a process is lost, for a wait for other processes in poll(). -1: this process is
@@ -187,7 +191,7 @@ class ProcessGroup::Inspection {
 
   private:
     friend class ProcessGroup;
-    Inspection(Watch* watch, FaultProbe probe);
+    Inspection(Watch* watch, FaultProbe probe, Interrupt interrupt);
     Watch* watch_;
 };
 

@@ -6,7 +6,8 @@
 namespace gradtile::test {
 namespace {
 
-/// The same with one process per GPU, over NCCL.
+/// The same with one process per GPU, over NCCL and in symmetric memory, which --on-loss continue would not
+/// use.
 class DataParallelOnGpus : public DataParallelTraining {
   protected:
     void SetUp() override {
@@ -15,7 +16,8 @@ class DataParallelOnGpus : public DataParallelTraining {
     }
     static void run_on_gpus(int gpus, const Arguments& arguments) {
         const Outcome outcome =
-            run(arguments + Arguments{"--gpus", std::to_string(gpus)}, {.without_gpu = false});
+            run(arguments + Arguments{"--gpus", std::to_string(gpus), "--on-loss", "stop"},
+                {.without_gpu = false});
         EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     }
     std::filesystem::path train_on_gpus(int gpus, const Arguments& flags) {

@@ -54,7 +54,8 @@ class Processes : public testing::Test {
     }
     /// Starts the processes with gradtile's own launcher.
     Program launch(const Arguments& arguments) const {
-        return Program(arguments + Arguments{gpus > 0 ? "--gpus" : "--processes", std::to_string(ranks_)},
+        return Program(arguments + (gpus > 0 ? Arguments{"--gpus", std::to_string(ranks_)} + on_loss_
+                                             : Arguments{"--processes", std::to_string(ranks_)}),
                        options_);
     }
     /// Starts the processes with mpirun on the CPU if uses_mpirun_, otherwise with gradtile's launcher.
@@ -134,6 +135,7 @@ class Processes : public testing::Test {
     ProcessOptions options_;
     std::string stories_;
     bool uses_mpirun_ = true, directory_per_rank_ = false;
+    Arguments on_loss_ = {"--on-loss", "stop"};  // on GPUs
     Arguments extra_settings_;
     std::mt19937 random_{std::random_device{}()};
     int counter_ = 0;

@@ -296,9 +296,8 @@ TEST_F(Processes, RestartsAfterAProcessWasKilled) {
     extra_settings_ = {"--zero", "3"};
     const std::filesystem::path out = place_ / "run";
     const Arguments end = {"--stop-after", "400"};
-    Arguments restarts = {"--restarts", "1"};
-    if (gpus == 0) restarts = restarts + Arguments{"--on-loss", "stop"};  // GPUs have no replacements
-    Program program = launch(training(out) + end + restarts);
+    Program program =
+        launch(training(out) + end + Arguments{"--restarts", "1"} + (gpus == 0 ? on_loss_ : Arguments{}));
     wait_for_steps(program, out, 100);
     signal_process(process_of(out, ranks_ - 1), SIGKILL);
     const Outcome outcome = program.wait();

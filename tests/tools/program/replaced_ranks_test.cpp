@@ -1,4 +1,5 @@
-// Runs on the CPU in which ranks are lost and replaced. One command repeats the losses with other settings:
+// Runs in which ranks are lost and replaced, on the CPU, or with GRADTILE_FAULT_GPUS=N on N GPUs of this
+// host. One command repeats the losses with other settings:
 //
 //     GRADTILE_FAULT_PROCESSES=8 GRADTILE_FAULT_ROUNDS=50 GRADTILE_FAULT_SETTINGS="--zero 2 --shard-copies 1"
 //         processes_test --gtest_filter='ReplacedRanks.*CostNoStep'
@@ -25,6 +26,9 @@ using testing::Not;
 // Processes in the tests whose names end with CostNoStep; 0: 2 to 4 in turn.
 const int fault_processes = number_in_environment("GRADTILE_FAULT_PROCESSES", 0);
 
+// Until a new process trains. On a GPU it starts CUDA and NCCL, and selects kernels.
+const double max_start_seconds = gpus > 0 ? 45.0 : 15.0;
+
 /// Settings to use in these tests instead of the tests' own; empty: none.
 Arguments fault_settings() {
     const char* const text = std::getenv("GRADTILE_FAULT_SETTINGS");
@@ -42,8 +46,8 @@ bool has_copies(const Arguments& settings) {
 class ReplacedRanks : public Processes {
   protected:
     void SetUp() override {
-        if (gpus > 0) GTEST_SKIP() << "ranks on GPUs are not replaced";
         uses_mpirun_ = false;
+        on_loss_ = {};
         Processes::SetUp();
     }
 
@@ -104,7 +108,7 @@ class ReplacedRanks : public Processes {
             newest = step_lines(out);
             times.push_back(seconds_to_next_step(
                 program, out, [&] { signal_process(process_of(out, round % ranks_), signal); }));
-            EXPECT_LT(times.back(), (signal == SIGSTOP ? timeout : 0.0) + 5.0 + 15.0);
+            EXPECT_LT(times.back(), (signal == SIGSTOP ? timeout : 0.0) + 5.0 + max_start_seconds);
         }
         const Outcome outcome = stop(program);
         for (int rank = 0; rank < ranks_; ++rank)
@@ -137,24 +141,34 @@ TEST_F(ReplacedRanks, KilledOnesCostNoStep) {
         {"--dtype", "bf16", "--micro-batch", "1", "--zero", "2", "--shard-copies", "1"},
         {"--eval-every", "7", "--zero", "3", "--checkpoint-parts"},
         {"--eval-every", "3", "--optimizer", "muon", "--zero", "3", "--shard-copies", "1"}};
+    if (gpus > 0)
+        settings = {{"--eval-every", "7"},
+                    {"--eval-every", "3", "--optimizer", "muon", "--no-cuda-graph"},
+                    {"--dtype", "bf16", "--micro-batch", "1", "--offload", "gradients"},
+                    {"--eval-every", "7", "--zero", "1"},
+                    {"--dtype", "bf16", "--micro-batch", "1", "--zero", "2", "--no-cuda-graph"},
+                    {"--eval-every", "7", "--zero", "3", "--checkpoint-parts"},
+                    {"--eval-every", "5", "--context-parallel", std::to_string(gpus), "--dropout", "0"}};
     if (const Arguments given = fault_settings(); !given.empty()) settings = {given};
     for (std::size_t i = 0; i < settings.size(); ++i) {
-        ranks_ = fault_processes > 0 ? fault_processes : 2 + static_cast<int>(i % 3);
+        ranks_ = gpus > 0 ? gpus : fault_processes > 0 ? fault_processes : 2 + static_cast<int>(i % 3);
         lose_ranks(SIGKILL, 60.0, settings[i]);
     }
 }
 
 TEST_F(ReplacedRanks, HangingOnesCostNoStep) {
     std::vector<Arguments> settings = {{"--eval-every", "7"}, {"--zero", "2", "--shard-copies", "1"}};
+    if (gpus > 0) settings = {{"--eval-every", "7"}, {"--eval-every", "3", "--no-cuda-graph"}};
     if (const Arguments given = fault_settings(); !given.empty()) settings = {given};
     for (const Arguments& chosen : settings) {
-        ranks_ = fault_processes > 0 ? fault_processes : 2;
-        lose_ranks(SIGSTOP, /*timeout=*/5.0, chosen);
+        ranks_ = gpus > 0 ? gpus : fault_processes > 0 ? fault_processes : 2;
+        lose_ranks(SIGSTOP, /*timeout=*/gpus > 0 ? 10.0 : 5.0, chosen);  // CUDA's start takes seconds
     }
 }
 
 /// A rank may be lost in a step, a save, an evaluation or an exchange of copies, at any message.
 TEST_F(ReplacedRanks, MayBeLostInAnyExchange) {
+    if (gpus > 0) GTEST_SKIP() << "GPUs exchange without messages";
     const Arguments end = {"--steps", "12", "--save-every", "4", "--eval-every", "3", "--sample-every", "5"};
     std::map<std::string, int> operations;
     const auto train = [&](const std::filesystem::path& out, const std::string& place) {
@@ -203,7 +217,33 @@ TEST_F(ReplacedRanks, MayBeLostInAnyExchange) {
         std::printf("lost in %s: %d\n", operation.c_str(), count);
 }
 
+/// A rank may be lost at any moment: in a step, a save, an evaluation or a sample.
+TEST_F(ReplacedRanks, MayBeLostAtAnyMomentOnGpus) {
+    if (gpus == 0) GTEST_SKIP() << "GRADTILE_FAULT_GPUS is not set";
+    const Arguments end = {"--steps", "800", "--save-every", "4", "--eval-every", "3", "--sample-every", "5"};
+    for (const Arguments& settings : {Arguments{}, {"--no-cuda-graph"}, {"--zero", "1"}}) {
+        extra_settings_ = settings;
+        const std::filesystem::path straight = place_ / concat("straight", counter_++);
+        const Outcome undisturbed = launch(training(straight) + end).wait();
+        ASSERT_EQ(undisturbed.exit_code, 0) << undisturbed.err;
+        for (int round = 0; round < 2 * fault_rounds; ++round) {
+            SCOPED_TRACE(concat(join(settings), ", round ", round));
+            const std::filesystem::path out = place_ / concat("run", counter_++);
+            Program program = launch(training(out, /*timeout=*/10.0) + end);
+            wait_for_steps(program, out, 10 + random_below(500));
+            std::this_thread::sleep_for(std::chrono::microseconds(random_below(20'000)));
+            signal_process(process_of(out, round % ranks_), round % 4 == 3 ? SIGSTOP : SIGKILL);
+            const Outcome outcome = program.wait();
+            EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+            EXPECT_THAT(outcome.err, HasSubstr("; the run continues with a new process\n"));
+            EXPECT_EQ(tensors_of(out), tensors_of(straight)) << outcome.err;
+            EXPECT_EQ(steps_of(out), steps_of(straight)) << outcome.err;
+        }
+    }
+}
+
 TEST_F(ReplacedRanks, MayBeSeveralAtOnce) {
+    if (gpus > 0) GTEST_SKIP() << "most hosts have fewer than four GPUs";
     ranks_ = 4;
     for (const Arguments& settings : {Arguments{},
                                       {"--zero", "1"},
@@ -233,6 +273,7 @@ TEST_F(ReplacedRanks, MayBeSeveralAtOnce) {
 
 /// A process is lost together with the one that has the copy of its shard.
 TEST_F(ReplacedRanks, ReturnToTheCheckpointWithoutACopy) {
+    if (gpus > 0) GTEST_SKIP() << "GPUs have no copies of shards";
     ranks_ = 4;
     extra_settings_ = {"--zero", "1", "--shard-copies", "1"};
     const std::filesystem::path out = place_ / "run";
@@ -313,15 +354,17 @@ TEST_F(ReplacedRanks, AreOffOnRequest) {
 }
 
 TEST_F(ReplacedRanks, AreRefusedByName) {
+    if (gpus > 0) GTEST_SKIP() << "for processes on the CPU";
     const Arguments settings = training(place_ / "run") + Arguments{"--on-loss", "continue"};
-    expect_refused(run(settings), {"--on-loss: needs --processes"});
+    expect_refused(run(settings), {"--on-loss: needs --processes or --gpus"});
     expect_refused(run(settings + Arguments{"--processes", "1"}),
-                   {"--on-loss continue: expected --processes"});
+                   {"--on-loss continue: expected --processes or --gpus with 2 or more"});
     expect_refused(run(settings + Arguments{"--processes", "3", "--on-loss", "maybe"}),
                    {"--on-loss 'maybe'; expected continue or stop"});
 }
 
 TEST_F(ReplacedRanks, CopiesOfShardsAreRefusedByName) {
+    if (gpus > 0) GTEST_SKIP() << "for processes on the CPU";
     const Arguments settings = training(place_ / "run") + Arguments{"--shard-copies", "1"};
     const Arguments processes = {"--processes", "3"}, sharded = {"--zero", "1"};
     expect_refused(run(settings + processes), {"shard-copies: 1 without zero", "expected 0"});

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/cuda/step_graph.h>
+#include <gradtile/core/offload_allocator.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/optimizers/global_norm.h>
 #include <gradtile/train/optimizers/muon.h>
@@ -95,6 +96,28 @@ TEST_F(CudaGlobalNorm, ClippingRefusesTheUpdateWhenGradientOrLossIsNotFinite) {
             EXPECT_EQ(item(gpu(), clip_global_norm(gpu(), good, with_loss).scale), 0.0);
             EXPECT_EQ(item(gpu(), clip_global_norm(gpu(), good, {.max_norm = 1.0, .loss = good}).scale), 1.0);
         }
+}
+
+/// The number is read in each replay, from memory that the host writes.
+TEST_F(CudaGlobalNorm, ClippingRefusesTheUpdateAfterAnInterruption) {
+    const Tensor x = from_host(gpu(), std::vector<double>{3.0, 4.0}, {2}, DType::f32),
+                 interruption =
+                     zeros(gpu().with_allocator(offload_allocator(gpu().device())), {1}, DType::f64);
+    const Context inside =
+        gpu().with_allocator(std::make_shared<Arena>(gpu().device(), std::size_t{1} << 20));
+    const Tensor norm = zeros(gpu(), {1}, DType::f64), scale = zeros(gpu(), {1}, DType::f64);
+    StepGraph graph;
+    graph.capture(inside, [&] {
+        const Clip clip = clip_global_norm(inside, x, {.interruption = interruption});
+        copy(inside, norm, clip.norm);
+        copy(inside, scale, clip.scale);
+    });
+    for (const double interrupted : {0.0, 1.0, 0.0}) {
+        *interruption.data<double>() = interrupted;
+        graph.replay(inside);
+        EXPECT_EQ(item(gpu(), scale), 1.0 - interrupted);
+        EXPECT_EQ(std::isnan(item(gpu(), norm)), interrupted != 0.0);
+    }
 }
 
 // ---- AdamW ----

@@ -71,5 +71,28 @@ TEST(ClipGlobalNorm, RefusesTheUpdateWhenGradientOrLossIsNotFinite) {
     }
 }
 
+TEST(ClipGlobalNorm, RefusesTheUpdateAfterAnInterruptionThatTheSumsDoNotShow) {
+    const Context ctx;
+    const Tensor x = from_host(ctx, std::vector<double>{3.0, 4.0}, {2}, DType::f32),
+                 interruption = zeros(ctx, {1}, DType::f64);
+    const Clip undisturbed = clip_global_norm(ctx, x, {.interruption = interruption});
+    EXPECT_EQ(item(ctx, undisturbed.scale), 1.0);
+    EXPECT_EQ(item(ctx, undisturbed.norm), 5.0);
+    // A loss may be noticed as late as in the last sum.
+    const Clip clip =
+        clip_global_norm(ctx, x, {.interruption = interruption, .add_other_parts = [&](const Tensor&) {
+                                      fill(ctx, interruption, 1.0);
+                                  }});
+    EXPECT_EQ(item(ctx, clip.scale), 0.0);
+    EXPECT_TRUE(std::isnan(item(ctx, clip.norm)));
+}
+
+TEST(ClipGlobalNorm, RefusesAnInterruptionOfAnotherType) {
+    const Context ctx;
+    const Tensor x = zeros(ctx, {2}, DType::f32);
+    EXPECT_THROW(clip_global_norm(ctx, x, {.interruption = zeros(ctx, {1}, DType::f32)}), Error);
+    EXPECT_THROW(clip_global_norm(ctx, x, {.interruption = zeros(ctx, {2}, DType::f64)}), Error);
+}
+
 }  // namespace
 }  // namespace gradtile

@@ -117,6 +117,40 @@ TEST(ProcessGroup, SurvivorsRegroupWithANewProcess) {
     }
 }
 
+/// The main thread waits for something that only an interrupt ends, as for a GPU's exchange with a lost
+/// process.
+TEST(ProcessGroup, SurvivorsAreInterrupted) {
+    const auto finds_nothing = [] { return std::optional<std::string>(); };
+    for (const int signal : {SIGKILL, SIGSTOP}) {
+        ForkedRanks ranks(3, signal == SIGSTOP ? 4.0 : 60.0);
+        ranks.set_next_environment([](const RankLost&, std::int64_t) { return RankEnvironment{}; });
+        ranks.start_all([&](ProcessGroup& group) {
+            std::atomic<int> interrupts = 0;
+            const auto survival = group.survive_losses();
+            const auto without = group.inspect(finds_nothing);
+            const auto inspection = group.inspect(finds_nothing, [&] {
+                ++interrupts;
+                interrupts.notify_all();
+            });
+            {
+                const auto waiting = group.waiting("a sum");
+                ranks.set_mark(group.rank(), "ready");
+                interrupts.wait(0);
+            }
+            try {
+                group.throw_loss();
+            } catch (const RankLost& loss) {
+                check(loss.rank() == 1 && interrupts == 1, "rank ", loss.rank(), ", ", interrupts.load(),
+                      " interrupts");
+            }
+        });
+        ranks.wait_for_mark_of_all("ready");
+        ranks.send(1, signal);
+        const std::vector<Exit> exits = ranks.exits(/*except=*/signal == SIGSTOP ? 1 : -1);
+        for (const std::size_t rank : {0, 2}) EXPECT_EQ(exits[rank].exit_code, 0) << exits[rank].output;
+    }
+}
+
 /// An error is not a loss: it ends processes that survive losses, too.
 TEST(ProcessGroup, SurvivorsEndWithTheErrorOfAnother) {
     ForkedRanks ranks(3, 60.0);
@@ -391,6 +425,23 @@ TEST(ProcessGroup, NotifiesAllOfAnErrorMessage) {
         EXPECT_EQ(exits[static_cast<std::size_t>(victim)].exit_code, 1);
         EXPECT_EQ(exits[static_cast<std::size_t>(victim)].output, "its own line");
     }
+}
+
+/// What is to end the main thread's wait does not: the process ends as if losses were not survived.
+TEST(ProcessGroup, SurvivorsEndIfAnInterruptDoesNotHelp) {
+    ForkedRanks ranks(2, 4.0);
+    ranks.set_next_environment([](const RankLost&, std::int64_t) { return RankEnvironment{}; });
+    ranks.start_all([&](ProcessGroup& group) {
+        const auto survival = group.survive_losses();
+        const auto inspection = group.inspect([] { return std::optional<std::string>(); }, [] {});
+        wait_forever(ranks, group);
+    });
+    ranks.wait_for_mark_of_all("stuck");
+    ranks.send(1, SIGKILL);
+    const std::vector<Exit> exits = ranks.exits();
+    EXPECT_EQ(exits[0].exit_code, 3);
+    EXPECT_THAT(exits[0].output, HasSubstr("rank 1 was lost at step 41"));
+    EXPECT_THAT(exits[0].output, HasSubstr("; the main thread's wait could not be ended"));
 }
 
 /// Simulates a broken network: every process is alive, and all main threads wait forever.

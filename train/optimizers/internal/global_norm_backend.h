@@ -14,7 +14,7 @@ void global_norm(const Context& ctx, const Tensor& x, const Tensor& partial, con
 void sum_of_squares(const Context& ctx, const Tensor& x, const Tensor& partial, const Tensor& sum);
 /// Replaces x, [1] float64, by its square root.
 void square_root(const Context& ctx, const Tensor& x);
-/// Computes `scale` (see Clip) from `norm`.
+/// Computes `scale` (see Clip) from `norm`, which an interruption makes NaN.
 void clip_scale(const Context& ctx, const Tensor& norm, const Tensor& scale, const ClipOptions& options);
 }  // namespace gradtile::cpu
 

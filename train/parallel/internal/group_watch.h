@@ -24,8 +24,12 @@ struct ProcessGroup::Watch {
     /// Returns false if another wait is already active; reports then continue to name the other wait.
     bool begin_waiting(const char* what);
     void end_waiting();
-    void begin_inspection(const Inspection& inspection, FaultProbe probe);
-    /// Removes the inspection's probe. Returns once the thread is no longer calling the probe.
+    struct Inspector {
+        FaultProbe probe;
+        Interrupt interrupt;
+    };
+    void begin_inspection(const Inspection& inspection, Inspector inspector);
+    /// Removes the inspector. Returns once the thread is no longer calling it.
     void end_inspection(const Inspection& inspection);
     int loss_descriptor() const { return loss_reported_.descriptor(); }
     [[noreturn]] void throw_loss();
@@ -37,6 +41,8 @@ struct ProcessGroup::Watch {
     bool exchange_messages();
     void send_heartbeat();
     void check_for_fault();
+    bool interrupt_main_thread();
+    void end_if_stuck();
     void handle(const Message& message);
     void handle_loss(const Message& loss);
     void handle_loss_of_root(const std::string& why);
@@ -63,9 +69,11 @@ struct ProcessGroup::Watch {
     // Used by the thread only.
     MessageStream stream_;
     SteadyTime last_message_, next_heartbeat_;
+    bool was_interrupted_ = false;  // the main thread, by an inspector
+    bool has_fault_ = false;
 
-    std::mutex probes_mutex_;
-    std::map<const Inspection*, FaultProbe> probes_;  // guarded by probes_mutex_
+    std::mutex inspectors_mutex_;
+    std::map<const Inspection*, Inspector> inspectors_;  // guarded by inspectors_mutex_
 
     std::mutex mutex_;
     std::condition_variable changed_;

@@ -4,7 +4,7 @@
 #include <map>
 
 #include <gradtile/core/allocator.h>
-#include <gradtile/train/parallel/internal/nccl.h>
+#include <gradtile/train/parallel/internal/nccl_connection.h>
 #include <gradtile/train/parallel/process_group.h>
 
 namespace gradtile::cuda {
@@ -13,7 +13,7 @@ namespace gradtile::cuda {
 /// The group must outlive this object.
 class NcclMemory final : public Allocator {
   public:
-    NcclMemory(Device device, std::shared_ptr<ncclComm> comm, ProcessGroup& group);
+    NcclMemory(Device device, std::shared_ptr<const NcclConnection> connection, ProcessGroup& group);
 
     std::byte* allocate(std::size_t bytes) override;
     void release(std::byte* data, std::size_t bytes) noexcept override;
@@ -21,7 +21,7 @@ class NcclMemory final : public Allocator {
 
   private:
     Device device_;
-    std::shared_ptr<ncclComm> comm_;
+    std::shared_ptr<const NcclConnection> connection_;
     ProcessGroup& group_;
     std::map<std::byte*, void*> windows_;
 };
