@@ -128,13 +128,13 @@ void add_saves(const Context& ctx, const SavedNumbers& saved, MemoryPlan& plan) 
     const std::size_t masters = plan.masters > 0 ? elements * size_of(DType::f32) : 0;
     const std::size_t state = gathers ? saved.part.all_state_bytes : saved.part.state_bytes;
     const std::size_t copy = elements * size_of(request.dtype) + masters + state;
-    std::size_t frozen = 0;  // values in memory that the host cannot read
+    std::size_t frozen = 0;
     if (gathers && shards_frozen) {
         frozen = saved.frozen_bytes;
-    } else if (on_gpu && !request.offload_values) {
-        frozen = request.save != Save::part ? saved.frozen_bytes
-                 : shards_frozen            ? saved.own_frozen_bytes
-                                 : saved.frozen_bytes / static_cast<std::size_t>(request.optimizer_shards);
+    } else if (on_gpu && !request.offload_values) {  // in memory that the host cannot read
+        frozen = shards_frozen ? saved.own_frozen_bytes : saved.frozen_bytes;
+        if (request.save == Save::part && !shards_frozen)
+            frozen /= static_cast<std::size_t>(request.optimizer_shards);
     }
     const std::size_t on_host = copy + frozen + (request.joins_masters && !gathers ? masters : 0);
     if (!on_gpu) {

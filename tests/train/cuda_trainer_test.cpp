@@ -235,8 +235,8 @@ TEST_F(CudaTrainer, ManyMicroStepsAreOneGraph) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
-/// The first step has loaded all kernels; the second one is captured. The plan's constants are the largest
-/// measured ones, and small models were measured to take a quarter less to half as much.
+/// The first step has loaded all kernels; the second one is captured. The plan has one constant for all
+/// models, which were measured to take 75 to 96% of it, and other drivers may differ.
 TEST_F(CudaTrainer, AGraphTakesAboutThePlannedMemory) {
     run.config.out = "";
     run.config.steps = 4;
@@ -254,8 +254,8 @@ TEST_F(CudaTrainer, AGraphTakesAboutThePlannedMemory) {
         EXPECT_TRUE(trainer.replays_graph());
         const double taken = static_cast<double>(free_bytes.front()) - static_cast<double>(free_bytes.back());
         const auto planned = static_cast<double>(trainer.memory_plan().graph);
-        EXPECT_LE(taken, 1.25 * planned) << name_of(gradients);
-        EXPECT_GE(taken, planned / 4) << name_of(gradients);
+        EXPECT_LE(taken, 2 * planned) << name_of(gradients);
+        EXPECT_GE(taken, planned / 2) << name_of(gradients);
     }
 }
 
