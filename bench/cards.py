@@ -1,8 +1,9 @@
-"""Prints the table of docs/which_gpu.md: for each model and each memory of a GPU, what `gradtile plan` says of a memory budget.
+"""Prints the tables of docs/which_gpu.md: for each model and each memory of a GPU, what `gradtile plan` says of a memory budget.
 
     python3 bench/cards.py build/release/gradtile
 
-A cell is the speed relative to the model's speed without a limit, by the cost model, and what the budget chose.
+The first table trains all weights, the second one adapters. A cell is the speed relative to the same training without a limit, by
+the cost model, and what the budget chose.
 """
 import json
 import subprocess
@@ -18,6 +19,7 @@ MODELS = {
 }
 CARDS = [(1, 8), (1, 12), (1, 16), (1, 24), (1, 48), (1, 80), (2, 12), (2, 24)]
 COMMON = "--dtype bf16 --batch 256"
+TABLES = ["", "--lora-rank 8"]  # flags of each
 
 
 def plan(program, model, gpus, gib):
@@ -43,17 +45,25 @@ def cell(program, model, gpus, gib, unlimited):
         return "-"
     best = max(ways, key=lambda way: way["prediction"]["tokens_per_s"])
     speed = best["prediction"]["tokens_per_s"] / gpus / unlimited
-    zero = [f"zero {best['zero']}"] if best["zero"] else []
-    return ": ".join([f"{speed:.2f}", ", ".join(zero + [short(best["chosen"])] if best["chosen"] else zero) or "as it is"])
+    words = [f"zero {best['zero']}"] if best["zero"] else []
+    words += [best["frozen_dtype"]] if best["frozen_dtype"] != "same" else []
+    words += [short(best["chosen"])] if best["chosen"] else []
+    return f"{speed:.2f}: {', '.join(words) or 'as it is'}"
 
 
-def main():
-    program = sys.argv[1]
+def print_table(program, flags):
     print("| model | " + " | ".join(f"{f'{gpus} x ' if gpus > 1 else ''}{gib} GiB" for gpus, gib in CARDS) + " |")
     print("| --- |" + " --- |" * len(CARDS))
     for name, model in MODELS.items():
-        unlimited = plan(program, model, 1, 100000)["ways_to_fit"][0]["prediction"]["tokens_per_s"]
+        model = f"{model} {flags}"
+        unlimited = max(way["prediction"]["tokens_per_s"] for way in plan(program, model, 1, 100000)["ways_to_fit"])
         print(f"| {name} | " + " | ".join(cell(program, model, gpus, gib, unlimited) for gpus, gib in CARDS) + " |", flush=True)
+
+
+def main():
+    for flags in TABLES:
+        print_table(sys.argv[1], flags)
+        print()
 
 
 if __name__ == "__main__":

@@ -122,6 +122,7 @@ OptimizerPart largest_optimizer_part(const ParameterStore& parameters, const Tra
                           .master_bytes = master_bytes(config.masters)};
     for (const OptimizerPart& part : parts) {
         largest.state_bytes = std::max(largest.state_bytes, part.state_bytes);
+        largest.all_state_bytes += part.state_bytes;
         largest.product_flops = std::max(largest.product_flops, part.product_flops);
     }
     return largest;

@@ -114,7 +114,7 @@ class Chooser {
         plan.masters = state.masters;
         plan.optimizer = state.optimizer;
         plan.snapshot = state.snapshot;
-        plan.joined_masters = state.joined_masters;
+        plan.saved_on_host = state.saved_on_host;
         plan.shard_copies = state.shard_copies;
         return plan;
     }

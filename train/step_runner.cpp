@@ -8,6 +8,7 @@
 #include <gradtile/core/internal/offload_stream.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/data/document_stream.h>
+#include <gradtile/train/memory_request.h>
 #include <gradtile/train/optimizers/global_norm.h>
 
 namespace gradtile {
@@ -145,6 +146,7 @@ StepRunner::Outcome StepRunner::compute_step(const Context& ctx, const StepShape
 void StepRunner::try_to_capture(const Context& ctx, const StepShape& shape) {
     capture_next_ = false;
     try {
+        check_step_graph(config_, shape, communicator_->size());
         graph_.capture(ctx, [&] { compute_step(ctx, shape); });
     } catch (const RankLost&) {
         throw;
@@ -168,9 +170,7 @@ StepRunner::Outcome StepRunner::enqueue_step(const Context& ctx, const StepShape
     }
     const Outcome outcome = compute_step(ctx, shape);
     held_between_steps_ = replica_.parallel.held_frozen();
-    const bool first = !steps_enqueued_;
-    steps_enqueued_ = true;
-    capture_next_ = first && ctx.device().is_cuda() && config_.cuda_graph;
+    capture_next_ = !std::exchange(steps_enqueued_, true) && ctx.device().is_cuda() && config_.cuda_graph;
     return outcome;
 }
 

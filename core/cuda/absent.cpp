@@ -10,7 +10,7 @@ int cuda_device_count() {
     return 0;
 }
 
-void StepGraph::capture(const Context&, const std::function<void()>&, std::size_t) {
+void StepGraph::capture(const Context&, const std::function<void()>&) {
     cuda::operator_absent();
 }
 void StepGraph::replay(const Context&) const {

@@ -14,18 +14,14 @@ namespace gradtile {
 /// allocates must come from an Arena, and nothing else may hold memory from this Arena during a replay.
 class StepGraph {
   public:
-    /// A node takes 2.7 kB of device memory (measured on an H200), which the memory plan does not count.
-    /// 150,000 nodes take 390 MiB; available_memory() reserves 512 MiB for CUDA itself.
-    static constexpr std::size_t nodes_within_overhead = 150'000;
-
     bool captured() const { return graph_ != nullptr; }
 
     /// Records the work that `body` enqueues on ctx's stream, without running it. Run the body once before,
     /// to initialise libraries and tables that are set up at first use. Throws Error if part of the work
-    /// cannot be captured (a wait for the device, for example) or the graph has more than `max_nodes`; then
-    /// there is no graph, and the stream is unchanged.
-    void capture(const Context& ctx, const std::function<void()>& body,
-                 std::size_t max_nodes = nodes_within_overhead);
+    /// cannot be captured (a wait for the device, for example); then there is no graph, and the stream is
+    /// unchanged. The graph takes device memory of the driver, some kB a node; step_graph_bytes() estimates
+    /// it.
+    void capture(const Context& ctx, const std::function<void()>& body);
     /// Enqueues the recorded work on ctx's stream.
     void replay(const Context& ctx) const;
     /// Kernels, copies and fills in the graph.

@@ -38,13 +38,11 @@ Graph record(cudaStream_t stream, const std::function<void()>& body) {
 
 }  // namespace
 
-void StepGraph::capture(const Context& ctx, const std::function<void()>& body, std::size_t max_nodes) {
+void StepGraph::capture(const Context& ctx, const std::function<void()>& body) {
     cuda::use_device(ctx.device());
     graph_ = nullptr;
     const Graph graph = record(static_cast<cudaStream_t>(ctx.stream()), body);
     cuda_check(cudaGraphGetNodes(graph.get(), nullptr, &nodes_));
-    check(nodes_ <= max_nodes, "cuda graph: the step has ", nodes_, " kernels, copies and fills; at most ",
-          max_nodes, " fit the memory that is reserved for CUDA");
     cudaGraphExec_t executable = nullptr;
     cuda_check(cudaGraphInstantiate(&executable, graph.get(), 0));
     graph_ = {executable, [](void* g) { (void)cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(g)); }};

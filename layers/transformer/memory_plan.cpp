@@ -109,6 +109,59 @@ ValueBytes value_bytes(const MemoryRequest& request, const PassBytes& passes, st
     return request.offload_values ? ValueBytes{slots, at_rest} : ValueBytes{slots + at_rest, 0};
 }
 
+/// The numbers that a checkpoint stores.
+struct SavedNumbers {
+    std::size_t elements;                        ///< trained, of all processes
+    OptimizerPart part;                          ///< of this process
+    std::size_t frozen_bytes, own_frozen_bytes;  ///< of all processes, and of this process's slots at rest
+};
+
+/// A checkpoint has float32 masters. Frozen parameters do not change, so one copy on the host serves all
+/// checkpoints.
+void add_saves(const Context& ctx, const SavedNumbers& saved, MemoryPlan& plan) {
+    using Save = MemoryRequest::Save;
+    const MemoryRequest& request = plan.request;
+    if (request.save == Save::none) return;
+    const bool on_gpu = ctx.device().is_cuda(), gathers = request.save == Save::gathered;
+    const bool shards_frozen = request.frozen_slots && request.optimizer_shards > 1;
+    const std::size_t elements = request.save == Save::part ? saved.part.elements : saved.elements;
+    const std::size_t masters = plan.masters > 0 ? elements * size_of(DType::f32) : 0;
+    const std::size_t state = gathers ? saved.part.all_state_bytes : saved.part.state_bytes;
+    const std::size_t copy = elements * size_of(request.dtype) + masters + state;
+    std::size_t frozen = 0;
+    if (gathers && shards_frozen) {
+        frozen = saved.frozen_bytes;
+    } else if (on_gpu && !request.offload_values) {  // in memory that the host cannot read
+        frozen = shards_frozen ? saved.own_frozen_bytes : saved.frozen_bytes;
+        if (request.save == Save::part && !shards_frozen)
+            frozen /= static_cast<std::size_t>(request.optimizer_shards);
+    }
+    const std::size_t on_host = copy + frozen + (request.joins_masters && !gathers ? masters : 0);
+    if (!on_gpu) {
+        plan.snapshot = on_host;
+        return;
+    }
+    plan.saved_on_host = on_host;
+    if (!gathers && !request.offload_optimizer) plan.snapshot = copy;
+}
+
+/// Returns the bytes of the largest result to which products add, so that they are timed with a result
+/// elsewhere: a matrix's gradient, or the output of a matrix with an adapter.
+std::size_t timed_result(const MemoryRequest& request, const ParameterStore& parameters) {
+    std::size_t largest = 0;
+    for (const Parameter& parameter : parameters.parameters())
+        if (parameter.shape().rank() == 2)
+            largest = std::max(largest, static_cast<std::size_t>(parameter.padded_elements()) *
+                                            size_of(accumulator_of(request.dtype)));
+    if (request.adapters.rank == 0) return largest;
+    const auto rows = static_cast<std::size_t>(request.micro_batch * request.model.context);
+    const BlockMatrices matrices = block_matrices(request.model);
+    for (const MatrixShape& matrix : {matrices.qkv, matrices.proj, matrices.up, matrices.down})
+        largest = std::max(largest, rows * static_cast<std::size_t>(std::max(matrix.in, matrix.out)) *
+                                        size_of(request.dtype));
+    return largest;
+}
+
 }  // namespace
 
 MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
@@ -142,8 +195,8 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     const std::size_t gradient_sums = has_sums ? part.elements * sum_size : 0;
     const auto frozen_elements = static_cast<std::size_t>(frozen.flat_elements());
     const std::size_t code_bytes = static_cast<std::size_t>(frozen.code_words()) * size_of(DType::i32);
-    const std::size_t frozen_bytes =
-        request.frozen_slots ? 0 : frozen_elements * size_of(request.dtype) + code_bytes;
+    const std::size_t all_frozen = frozen_elements * size_of(request.dtype) + code_bytes;
+    const std::size_t frozen_bytes = request.frozen_slots ? 0 : all_frozen;
     MemoryPlan plan{.request = request,
                     .parameters = parameters.count() + frozen.count(),
                     .frozen = frozen.count(),
@@ -157,12 +210,9 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
                     .residuals = passes.residuals,
                     .offloaded_values = values.on_host};
     plan.shard_copies = static_cast<std::size_t>(request.shard_copies) * part.shard_bytes(request.dtype);
-    // A checkpoint has float32 masters, and frozen parameters need no copy.
-    const std::size_t masters = plan.masters > 0 ? part.elements * size_of(DType::f32) : 0;
-    if (request.snapshot) plan.snapshot = all_values + plan.optimizer + masters;
-    const bool copies_in_host_memory =
-        request.snapshot && (request.offload_optimizer || ctx.device().is_cpu());
-    if (request.joins_masters) (copies_in_host_memory ? plan.snapshot : plan.joined_masters) += masters;
+    add_saves(ctx, {elements, part, all_frozen, passes.frozen.at_rest}, plan);
+    if (ctx.device().is_cuda() && request.times_products) plan.graph = timed_result(request, parameters);
+    plan.graph = std::max(plan.graph, request.graph);
     return plan;
 }
 
@@ -234,14 +284,15 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
     const auto optimizer_lines = [&] {
         if (plan.masters > 0) line("masters", plan.masters);
         line("optimizer state", plan.optimizer);
-        if (plan.snapshot > 0) line("checkpoint copy", plan.snapshot);
     };
     const bool offloads_optimizer = plan.request.offload_optimizer;
     line("parameters", plan.values);
     line("gradients", plan.gradients);
     line("activations", plan.activations);
     if (!offloads_optimizer) optimizer_lines();
+    if (plan.snapshot > 0) line("checkpoint copy", plan.snapshot);
     if (plan.shard_copies > 0) line("shard copies", plan.shard_copies);
+    if (plan.graph > 0) line(plan.request.graph == plan.graph ? "CUDA graph" : "timed products", plan.graph);
     line("total", plan.total());
     if (plan.host() > 0) {
         out << "and in host memory, page-locked\n";
@@ -249,7 +300,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
         if (offloads_optimizer) optimizer_lines();
         if (plan.request.offload_gradients) line("sums of gradients", plan.gradient_sums);
         if (plan.request.offload_residuals) line("residuals", plan.residuals);
-        if (plan.joined_masters > 0) line("masters of a save", plan.joined_masters);
+        if (plan.saved_on_host > 0) line("checkpoint copy", plan.saved_on_host);
         line("host memory", plan.host());
     }
     return out;

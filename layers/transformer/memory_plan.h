@@ -15,10 +15,11 @@ namespace gradtile {
 
 /// One process's share of the optimizer.
 struct OptimizerPart {
-    std::size_t elements = 0;      ///< elements that this process updates in the flat blocks
-    std::size_t state_bytes = 0;   ///< moments, without masters
-    std::size_t master_bytes = 4;  ///< of the master of a 16-bit element
-    double product_flops = 0.0;    ///< floating-point operations in matrix products
+    std::size_t elements = 0;         ///< elements that this process updates in the flat blocks
+    std::size_t state_bytes = 0;      ///< moments, without masters
+    std::size_t all_state_bytes = 0;  ///< of all processes
+    std::size_t master_bytes = 4;     ///< of the master of a 16-bit element
+    double product_flops = 0.0;       ///< floating-point operations in matrix products
 
     /// Bytes of a shard: values, masters, moments, and the count of updates.
     std::size_t shard_bytes(DType values) const {
@@ -45,9 +46,14 @@ struct MemoryRequest {
     std::int64_t max_documents = 0;  ///< packed documents per window; 0: not packed
     bool row_ranges = false;         ///< attention's mask is Documents::row_ranges
     int ring = 1;                    ///< processes that share each sequence (Documents::ring)
-    bool snapshot = false;           ///< a checkpoint is first copied within the device's memory
-    bool offload_optimizer = false;  ///< masters, optimizer state and that copy are in host memory
-    bool joins_masters = false;      ///< saves join float32 masters in host memory of their own
+    /// Where a checkpoint is copied before it is written. whole: the state of a process that has all of it;
+    /// part: the shard of each process, into its part of the checkpoint; both within the device's memory,
+    /// unless the optimizer is offloaded, and then to host memory. gathered: the shards of all processes, to
+    /// process 0's host memory.
+    enum class Save { none, whole, part, gathered };
+    Save save = Save::none;
+    bool offload_optimizer = false;  ///< masters and optimizer state are in host memory
+    bool joins_masters = false;      ///< `whole` and `part` join float32 masters in host memory of their own
     bool offload_gradients = false;  ///< summed gradients are in host memory; requires gradient_memory
     bool bfloat16_sums = false;      ///< summed gradients are in bfloat16; requires gradient_memory
     bool offload_residuals = false;  ///< ForwardOptions::offload
@@ -69,6 +75,8 @@ struct MemoryRequest {
     /// With slots of values: between steps all values are gathered in the activations' memory, to generate a
     /// sample.
     bool samples = false;
+    std::size_t graph = 0;        ///< bytes of the CUDA graph that replays a step
+    bool times_products = false;  ///< the first step times matrix products, on a GPU
 };
 
 /// The bytes per purpose. operator<< prints the table for `gradtile train --memory`.
@@ -81,23 +89,27 @@ struct MemoryPlan {
     std::size_t gradients = 0;      ///< including gradient_sums unless they are offloaded
     std::size_t gradient_sums = 0;  ///< summed gradients beside those that passes compute: this process's
     std::size_t optimizer = 0;
-    std::size_t activations = 0;       ///< the smallest Arena for forward, backward and samples
-    std::size_t snapshot = 0;          ///< copy of the state that a checkpoint stores and training changes
-    std::size_t residuals = 0;         ///< what blocks save for backward in host memory
+    std::size_t activations = 0;  ///< the smallest Arena for forward, backward and samples
+    std::size_t snapshot = 0;     ///< copy, on the device, of what a checkpoint stores and training changes
+    std::size_t residuals = 0;    ///< what blocks save for backward in host memory
     std::size_t offloaded_values = 0;  ///< parameters in host memory: this process's
-    std::size_t joined_masters = 0;    ///< page-locked; where the snapshot is in host memory, a part of it
+    /// On a GPU: what a checkpoint stores, in page-locked memory, from which it is written, and masters that
+    /// are joined for it; in the process that has most, process 0.
+    std::size_t saved_on_host = 0;
     std::size_t shard_copies = 0;
-    std::size_t optimizer_state() const { return masters + optimizer + snapshot; }
-    /// Page-locked host memory: for what is offloaded, and for masters that saves join. No other host memory
-    /// is counted.
+    /// The step's CUDA graph, or if it is larger, the result of a product that a step before it times.
+    std::size_t graph = 0;
+    std::size_t optimizer_state() const { return masters + optimizer; }
+    /// Page-locked host memory, without that for tokens: at most 56 bytes for each token of a step.
     std::size_t host() const {
-        return residuals + offloaded_values + joined_masters +
+        return residuals + offloaded_values + saved_on_host +
                (request.offload_gradients ? gradient_sums : 0) +
                (request.offload_optimizer ? optimizer_state() : 0);
     }
-    /// The device's memory.
+    /// The device's memory, without tokens (at most 28 bytes for each of a step), tables of positions, and
+    /// what unplanned_memory() has room for.
     std::size_t total() const {
-        return values + gradients + activations + shard_copies +
+        return values + gradients + activations + snapshot + shard_copies + graph +
                (request.offload_optimizer ? 0 : optimizer_state());
     }
 };

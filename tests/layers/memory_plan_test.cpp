@@ -285,7 +285,7 @@ TEST(MemoryPlan, CountsNeitherGradientsNorMastersNorStateOfFrozenParameters) {
     const auto all = trained + static_cast<std::size_t>(frozen.flat_elements());
     const auto plan_of = [&](const SmallModel& small) {
         MemoryRequest request = request_for(small, DType::bf16);
-        request.snapshot = true;
+        request.save = MemoryRequest::Save::whole;
         request.optimizer_part = bytes_per_element(8);
         return plan_memory(ctx, request);
     };
@@ -402,7 +402,7 @@ TEST(MemoryPlan, RefusesAMicroBatchThatDoesNotFitAndNamesTheLargestThatDoes) {
 TEST(MemoryPlan, CountsAnOffloadedOptimizerAsHostMemory) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16);
-    request.snapshot = true;
+    request.save = MemoryRequest::Save::whole;
     request.optimizer_part = [](const ParameterStore& store) {
         const auto count = static_cast<std::size_t>(store.flat_elements());
         return OptimizerPart{.elements = count, .state_bytes = 8 * count};
@@ -411,9 +411,9 @@ TEST(MemoryPlan, CountsAnOffloadedOptimizerAsHostMemory) {
     request.offload_optimizer = true;
     const MemoryPlan offloaded = plan_memory(ctx, request);
     EXPECT_EQ(kept.host(), 0u);
-    EXPECT_EQ(offloaded.host(), kept.masters + kept.optimizer + kept.snapshot);
+    EXPECT_EQ(offloaded.host(), kept.masters + kept.optimizer);
     EXPECT_EQ(offloaded.total() + offloaded.host(), kept.total());
-    EXPECT_EQ(offloaded.total(), kept.values + kept.gradients + kept.activations);
+    EXPECT_EQ(offloaded.total(), kept.values + kept.gradients + kept.activations + kept.snapshot);
     std::ostringstream out;
     out << offloaded;
     EXPECT_THAT(out.str(), ::testing::ContainsRegex("total(.|\n)*masters(.|\n)*host memory"));
@@ -439,7 +439,7 @@ TEST(MemoryPlan, CountsOffloadedValuesAsHostMemory) {
 TEST(MemoryPlan, CountsTheMastersThatASaveJoins) {
     const Context ctx(Device::cpu(), 1);
     MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16);
-    request.snapshot = true;
+    request.save = MemoryRequest::Save::whole;
     const MemoryPlan kept = plan_memory(ctx, request);
     request.joins_masters = true;
     const MemoryPlan joined = plan_memory(ctx, request);
@@ -447,26 +447,100 @@ TEST(MemoryPlan, CountsTheMastersThatASaveJoins) {
     EXPECT_EQ(joined.total() - kept.total(), kept.gradients);
 }
 
-/// The copy is in the device's memory, and reads the masters from page-locked memory.
-TEST(MemoryPlan, CountsTheMastersThatASaveOnAGpuJoins) {
-    if (!GRADTILE_HAVE_CUDA)
-        GTEST_SKIP() << "this build has no CUDA operators, whose memory would be planned";
+class MemoryPlanOfAGpu : public testing::Test {
+  protected:
+    void SetUp() override {
+        if (!GRADTILE_HAVE_CUDA)
+            GTEST_SKIP() << "this build has no CUDA operators, whose memory would be planned";
+        request.optimizer_part = [](const ParameterStore& store) {
+            const auto count = static_cast<std::size_t>(store.flat_elements());
+            return OptimizerPart{
+                .elements = count / 2, .state_bytes = 4 * count, .all_state_bytes = 8 * count};
+        };
+    }
+    MemoryPlan plan() const { return plan_memory(ctx, request); }
+
     const Context ctx = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cuda()));
     MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16);
-    request.snapshot = true;
-    const MemoryPlan kept = plan_memory(ctx, request);
-    request.joins_masters = true;
-    const MemoryPlan joined = plan_memory(ctx, request);
-    EXPECT_EQ(joined.total(), kept.total());
-    EXPECT_EQ(joined.host(), kept.gradients);
+};
+
+/// The device copies the state within its memory and sends the copy to page-locked memory, from which it is
+/// written. Shards of which process 0 writes all are gathered in its host memory.
+TEST_F(MemoryPlanOfAGpu, CountsTheCopiesOfASave) {
+    using Save = MemoryRequest::Save;
+    const MemoryPlan none = plan();
+    const std::size_t elements = none.gradients / 4;
+    EXPECT_EQ(none.host(), 0u);
+    const auto expect_bytes = [&](Save save, std::size_t on_device, std::size_t on_host) {
+        request.save = save;
+        const MemoryPlan saved = plan();
+        EXPECT_EQ(saved.snapshot, on_device);
+        EXPECT_EQ(saved.total(), none.total() + on_device);
+        EXPECT_EQ(saved.host(), on_host);
+    };
+    const std::size_t whole = (2 + 4) * elements + 4 * elements, part = (2 + 4) * elements / 2 + 4 * elements;
+    expect_bytes(Save::whole, whole, whole);
+    expect_bytes(Save::part, part, part);
+    expect_bytes(Save::gathered, 0, (2 + 4 + 8) * elements);
+    request.save = Save::whole;
     std::ostringstream out;
-    out << joined;
-    EXPECT_THAT(out.str(), ::testing::ContainsRegex("host memory, page-locked\n +masters of a save +" +
-                                                    std::to_string(kept.gradients)));
-    request.offload_optimizer = true;
-    EXPECT_EQ(plan_memory(ctx, request).host(), kept.optimizer_state() + kept.gradients);
-    request.snapshot = false;  // parts of sharded runs
-    EXPECT_EQ(plan_memory(ctx, request).joined_masters, kept.gradients);
+    out << plan();
+    EXPECT_THAT(out.str(),
+                ::testing::ContainsRegex("checkpoint copy(.|\n)*total(.|\n)*page-locked\n +checkpoint "
+                                         "copy +" +
+                                         std::to_string(whole)));
+    request.offload_optimizer = true;  // the device has no room for the copy
+    EXPECT_EQ(plan().snapshot, 0u);
+    EXPECT_EQ(plan().host(), none.masters + none.optimizer + whole);
+}
+
+/// Sums in bfloat16 have no room for the float32 masters, which are joined in page-locked memory.
+TEST_F(MemoryPlanOfAGpu, CountsTheMastersThatASaveJoins) {
+    for (const MemoryRequest::Save save : {MemoryRequest::Save::whole, MemoryRequest::Save::part}) {
+        request.save = save;
+        request.joins_masters = false;
+        const MemoryPlan kept = plan();
+        request.joins_masters = true;
+        EXPECT_EQ(plan().total(), kept.total());
+        EXPECT_EQ(plan().host() - kept.host(), kept.gradients / (save == MemoryRequest::Save::part ? 2 : 1));
+    }
+}
+
+/// All checkpoints have one copy of the frozen values, in host memory.
+TEST_F(MemoryPlanOfAGpu, CountsTheFrozenValuesOfASave) {
+    request.adapters = {.rank = 4, .on = "attn"};
+    request.save = MemoryRequest::Save::whole;
+    const MemoryPlan saved = plan();
+    const std::size_t frozen = saved.host() - saved.snapshot;
+    EXPECT_EQ(saved.values, frozen + saved.gradients / 2);
+    request.save = MemoryRequest::Save::part;
+    request.optimizer_shards = 2;
+    EXPECT_EQ(plan().host() - plan().snapshot, frozen / 2);
+    request.offload_values = true;  // then the host has them
+    request.frozen_slots = [](const Context&, const ParameterStore&) { return FrozenBytes{.at_rest = 64}; };
+    EXPECT_EQ(plan().host() - plan().snapshot, 64u);
+}
+
+/// The driver frees one before it takes the other.
+TEST_F(MemoryPlanOfAGpu, CountsTheLargerOfTheGraphAndTheTimedProducts) {
+    const MemoryPlan kept = plan();
+    EXPECT_EQ(kept.graph, 0u);
+    request.times_products = true;
+    const std::size_t largest = 4 * 32 * 4 * 32;  // the MLP's matrices, in float32
+    EXPECT_EQ(plan().graph, largest);
+    EXPECT_EQ(plan().total(), kept.total() + largest);
+    const auto text = [&] {
+        std::ostringstream out;
+        out << plan();
+        return out.str();
+    };
+    EXPECT_THAT(text(), ::testing::ContainsRegex("timed products +16384 bytes"));
+    request.graph = 20000;
+    EXPECT_EQ(plan().total(), kept.total() + 20000);
+    EXPECT_THAT(text(), ::testing::ContainsRegex("CUDA graph +20000 bytes"));
+    request.adapters = {.rank = 4, .on = "attn"};  // outputs of 40 rows, 128 columns in bfloat16
+    request.graph = 0;
+    EXPECT_EQ(plan().graph, 40u * 128 * 2);
 }
 
 TEST(MemoryPlan, CountsOffloadedResidualsAsHostMemory) {

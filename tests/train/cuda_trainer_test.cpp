@@ -235,6 +235,45 @@ TEST_F(CudaTrainer, ManyMicroStepsAreOneGraph) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
 }
 
+/// The first step has loaded all kernels; the second one is captured. The plan has one constant for all
+/// models, which were measured to take 75 to 96% of it, and other drivers may differ.
+TEST_F(CudaTrainer, AGraphTakesAboutThePlannedMemory) {
+    run.config.out = "";
+    run.config.steps = 4;
+    run.config.dtype = TrainDType::bf16;
+    run.config.model.layers = 8;
+    run.config.batch = 64;
+    run.config.micro_batch = 1;
+    for (const TrainDType gradients : {TrainDType::f32, TrainDType::bf16}) {
+        run.config.gradient_dtype = gradients;
+        std::vector<std::size_t> free_bytes;
+        Trainer trainer(run.config, run.on_message);
+        trainer.on_step(
+            [&](const StepReport&) { free_bytes.push_back(cuda::device_memory(Device::cuda()).free_bytes); });
+        trainer.run();
+        EXPECT_TRUE(trainer.replays_graph());
+        const double taken = static_cast<double>(free_bytes.front()) - static_cast<double>(free_bytes.back());
+        const auto planned = static_cast<double>(trainer.memory_plan().graph);
+        EXPECT_LE(taken, 2 * planned) << name_of(gradients);
+        EXPECT_GE(taken, planned / 2) << name_of(gradients);
+    }
+}
+
+TEST_F(CudaTrainer, AStepWhoseGraphWouldBeTooLargeRunsKernelByKernel) {
+    run.config.out = "";
+    run.config.steps = 3;
+    run.config.dtype = run.config.gradient_dtype = TrainDType::bf16;
+    run.config.batch = 400;
+    run.config.micro_batch = 1;
+    Trainer trainer(run.config, run.on_message);
+    EXPECT_EQ(trainer.memory_plan().graph, 0u);
+    trainer.run();
+    EXPECT_FALSE(trainer.replays_graph());
+    EXPECT_THAT(run.messages, testing::ElementsAre(HasSubstr(
+                                  "the step is not replayed as a CUDA graph: 400 micro-steps of 2 layers "
+                                  "would take about 267 MiB of the GPU's memory; expected at most 256 MiB")));
+}
+
 TEST_F(CudaTrainer, RecomputingGivesTheSameBits) {
     const ModelConfig gpt2 = run.config.model;
     ModelConfig llama = as_llama(gpt2);
@@ -547,8 +586,8 @@ TEST_F(CudaTrainer, RefusesABatchThatDoesNotFitNamingTheLargest) {
     run.config.batch = run.config.micro_batch = 4096;
     run.config.memory_budget = "16";
     EXPECT_EQ(message_of([&] { Trainer(run.config, run.on_message); }),
-              "memory-budget: 16; expected more than 1024 MiB, which CUDA and its libraries take");
-    run.config.memory_budget = "1040";
+              "memory-budget: 16; expected more than 768 MiB, which CUDA and its libraries take");
+    run.config.memory_budget = "784";
     EXPECT_THAT(message_of([&] { Trainer(run.config, run.on_message); }),
                 HasSubstr("the largest micro-batch that fits is"));
     // A batch for which the GPU's memory is too small.

@@ -136,6 +136,7 @@ TEST_F(MemoryChoiceOnAGpu, OffloadsTheFrozenWeightsOfAdapters) {
     config.model.width = 256;
     config.adapters.rank = 4;
     config.batch = config.micro_batch = 1;
+    config.cuda_graph = false;  // it would take more than the weights of such a small model
     config.given = {"micro-batch", "masters", "moment-dtype", "gradient-dtype", "recompute"};
     TrainConfig offloaded = config;
     offloaded.offload = Offload::weights;
@@ -192,6 +193,48 @@ TEST(MemoryChoice, IsTrainedReportedAndKeptOnAResume) {
     EXPECT_TRUE(run.messages.empty()) << run.messages.front();
     resumed.run();
     EXPECT_EQ(resumed.step(), run.config.steps);
+}
+
+/// A graph grows with the layers and micro-steps, and a second stream makes it larger.
+TEST(StepGraphMemory, FollowsTheKernelsOfAStep) {
+    TrainConfig config = small_model();
+    const auto bytes = [&](std::int64_t micro_steps) {
+        return step_graph_bytes(config, {.micro_steps = micro_steps}, 1);
+    };
+    const std::size_t one = bytes(1);
+    EXPECT_EQ(bytes(40), 40 * one);
+    config.model.layers *= 2;
+    EXPECT_EQ(bytes(1), 2 * one);
+    config.gradient_dtype = TrainDType::bf16;
+    EXPECT_GT(bytes(1), 4 * one);
+}
+
+TEST(StepGraphMemory, IsPlannedForTheLargestStepThatIsCaptured) {
+    TrainConfig config = small_model();
+    config.batch = 64;
+    config.micro_batch = 1;
+    const auto planned = [&] { return memory_request(config, Device::cuda()).graph; };
+    const auto bytes = [&](std::int64_t micro_steps) {
+        return step_graph_bytes(config, {.micro_steps = micro_steps}, 1);
+    };
+    EXPECT_EQ(planned(), bytes(64));
+    EXPECT_NO_THROW(check_step_graph(config, {.micro_steps = 64}, 1));
+    EXPECT_EQ(memory_request(config, Device::cpu()).graph, 0u);
+    config.cuda_graph = false;
+    EXPECT_EQ(planned(), 0u);
+    config.cuda_graph = true;
+    config.model.layers = 48;
+    config.batch = 51;
+    config.gradient_dtype = TrainDType::bf16;
+    EXPECT_EQ(planned(), 0u);
+    EXPECT_THAT(
+        message_of([&] { check_step_graph(config, {.micro_steps = 51}, 1); }),
+        testing::MatchesRegex("51 micro-steps of 48 layers would take about [0-9]+ MiB of the GPU's memory; "
+                              "expected at most 256 MiB"));
+    config.batch = 64;  // stages of 4, 8, 16, 32 and 64 micro-steps
+    config.batch_start = 4;
+    config.batch_warmup = 100;
+    EXPECT_EQ(planned(), bytes(8));
 }
 
 TEST(MemoryChoice, BudgetsHaveUnits) {

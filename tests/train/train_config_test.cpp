@@ -295,13 +295,16 @@ TEST(TrainConfig, SettingsDetermineTheMemoryRequest) {
     EXPECT_EQ(request.micro_batch, 6);
     EXPECT_EQ(request.dtype, DType::bf16);
     EXPECT_EQ(request.optimizer_shards, 1);
-    EXPECT_TRUE(request.snapshot);
-    EXPECT_TRUE(memory_request(config, Device::cpu()).snapshot);
+    using Save = MemoryRequest::Save;
+    EXPECT_EQ(request.save, Save::whole);
+    EXPECT_EQ(memory_request(config, Device::cpu()).save, Save::whole);
     EXPECT_FALSE(request.gradient_memory);
     config.zero = 1;
     EXPECT_FALSE(memory_request(config, Device::cuda(), 4).gradient_memory);
-    // The host assembles a sharded run's state, so there is no snapshot.
-    EXPECT_FALSE(memory_request(config, Device::cuda(), 4).snapshot);
+    EXPECT_EQ(memory_request(config, Device::cuda(), 4).save, Save::gathered);
+    EXPECT_EQ(memory_request(config, Device::cuda(), 1).save, Save::whole);
+    config.checkpoint_parts = true;
+    EXPECT_EQ(memory_request(config, Device::cuda(), 4).save, Save::part);
     EXPECT_EQ(memory_request(config, Device::cuda(), 4).optimizer_shards, 4);
     config.zero = 2;
     EXPECT_EQ(memory_request(config, Device::cuda(), 4).optimizer_shards, 4);

@@ -41,7 +41,7 @@ struct FittedStep : Step {
         config = std::move(choice.config);
         chosen = std::move(choice.description);
     }
-    MemoryRequest request() const { return memory_request(config, Device::cpu()); }
+    MemoryRequest request(const Context& ctx) const { return memory_request(config, ctx.device()); }
 
     std::size_t budget;  ///< bytes that the step's plan may fill
     std::string chosen;  ///< MemoryChoice::description
@@ -120,8 +120,11 @@ class Training {
     std::unique_ptr<OffloadStream> offload_;  // null unless the step offloads residuals
 };
 
-/// Captures a step into `graph`. Returns "graph of 210 nodes (12 ms, 4 MiB)".
-std::string capture(const Context& ctx, Training& training, StepGraph& graph) {
+/// Captures a step into `graph` if training does. Returns "graph of 210 nodes (12 ms, 4 MiB)".
+std::string capture(const Context& ctx, const TrainConfig& config, Training& training, StepGraph& graph) {
+    const StepShape shape{.micro_steps = config.accumulation_steps()};
+    if (!config.cuda_graph || step_graph_bytes(config, shape, /*ranks=*/1) > max_step_graph_bytes)
+        return "kernel by kernel";
     training.enqueue(ctx);
     cuda::synchronize(ctx.device(), ctx.stream());
     const std::size_t before = cuda::device_memory(ctx.device()).free_bytes;
@@ -191,15 +194,14 @@ std::vector<Cell> name_cells(const Step& step, bool json) {
 void measure(const Context& ctx, const FittedStep& step, const Flags& flags, const Sampling& sampling,
              double ceiling, Table& table) {
     const TrainConfig& config = step.config;
-    const MemoryPlan plan = plan_within(ctx, step.request(), step.budget);
+    const MemoryPlan plan = plan_within(ctx, step.request(ctx), step.budget);
     Training training(ctx, config);
     const Context arena_ctx =
         with_arena_for(ctx, "bench train", [&](const Context& dry) { training.enqueue(dry); });
 
     StepGraph graph;
     std::string how = concat("threads ", ctx.threads().size());
-    if (ctx.device().is_cuda())
-        how = config.cuda_graph ? capture(arena_ctx, training, graph) : std::string("kernel by kernel");
+    if (ctx.device().is_cuda()) how = capture(arena_ctx, config, training, graph);
     if (!step.chosen.empty()) how += concat("; chosen are ", step.chosen);
     // Wall time, because in training the host waits for every step.
     const Clock clock = sampling.clock == Clock::device ? Clock::wall : sampling.clock;
@@ -242,7 +244,7 @@ int bench_train(const Flags& flags) {
         if (is_new && !flags.memory)
             ceiling->second = measure_product_ceiling(ctx, step.dtype(), sampling).flops_per_s();
         if (flags.memory) {
-            const MemoryPlan plan = plan_memory(ctx, step.request());
+            const MemoryPlan plan = plan_memory(ctx, step.request(ctx));
             std::vector<Cell> row = name_cells(step, flags.step.json());
             row.push_back(mebibytes(plan.activations));
             row.push_back(mebibytes(plan.total()));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include <gradtile/layers/transformer/transformer.h>
@@ -79,42 +80,45 @@ class TimelineBuilder {
   public:
     TimelineBuilder(const ParallelStep& step, const Passes& passes, const GpuLayout& layout,
                     const Links& links)
-        : step_(step), passes_(passes), layout_(layout), links_(links) {}
+        : step_(step), passes_(passes), layout_(layout), links_(links), exchanges_(layout.gpus() > 1) {}
 
     /// Computation without exchanges.
     void add_seconds(double seconds) { timeline_.compute.push_back({.seconds = seconds}); }
 
-    enum class Gathers { none, all, all_but_kept };
-
-    /// After a backward pass, ZeRO-3 still has the values of the first block and those that a tied head
-    /// reads.
-    void add_forward(Gathers gathers) {
+    /// ZeRO-1 and 2 gather values in the first pass only. After a backward pass, ZeRO-3 still has the values
+    /// of the first block and those that a tied head reads.
+    void add_forward(bool is_first) {
         const std::size_t first = append(passes_.forward);
-        for (const ParameterBucket& bucket : step_.buckets) {
+        if (is_first && exchanges_ && (step_.zero == 1 || step_.zero == 2))
+            for (const ParameterBucket& bucket : step_.buckets)
+                gather(bucket, first + bucket.stage, std::nullopt);
+        for (const ParameterBucket& bucket : gathered_in_passes()) {
             const bool is_kept = bucket.is_read_again || bucket.stage == 1;
-            if (gathers == Gathers::none || (gathers == Gathers::all_but_kept && is_kept)) continue;
-            gather(bucket, first + bucket.stage,
-                   step_.zero == 3 ? start_of_stage_before(first, bucket.stage) : std::nullopt);
+            if (is_first || !is_kept)
+                gather(bucket, first + bucket.stage, start_of_stage_before(first, bucket.stage));
         }
     }
 
-    void add_backward(bool gathers, bool reduces) {
+    void add_backward(bool reduces) {
         const std::size_t first = append(passes_.backward);
         const std::size_t head = passes_.backward.size() - 1;
         const auto piece_of = [&](std::size_t stage) { return first + head - stage; };
-        const auto visit_buckets = [&](std::size_t stage, const auto& visit) {
-            for (auto bucket = step_.buckets.rbegin(); bucket != step_.buckets.rend(); ++bucket)
+        const auto visit_buckets = [](std::span<const ParameterBucket> buckets, std::size_t stage,
+                                      const auto& visit) {
+            for (auto bucket = buckets.rbegin(); bucket != buckets.rend(); ++bucket)
                 if (bucket->stage == stage) visit(*bucket);
         };
         const auto reduce_stage = [&](std::size_t stage) {
-            if (reduces) visit_buckets(stage, [&](const ParameterBucket& b) { reduce(b, piece_of(stage)); });
+            if (!reduces) return;
+            visit_buckets(step_.buckets, stage,
+                          [&](const ParameterBucket& b) { reduce(b, piece_of(stage)); });
         };
         // While a stage runs, the next one's values are gathered, and then the gradients of the one before
         // are reduced. The values of the head and the last block are still there; the embeddings' are not
         // read.
         for (std::size_t stage = head; stage > 0; --stage) {
-            if (gathers && stage + 1 < head)
-                visit_buckets(stage, [&](const ParameterBucket& b) {
+            if (stage + 1 < head)
+                visit_buckets(gathered_in_passes(), stage, [&](const ParameterBucket& b) {
                     gather(b, piece_of(stage), start_of_stage_before(first, head - stage));
                 });
             if (stage + 2 <= head) reduce_stage(stage + 2);
@@ -126,6 +130,10 @@ class TimelineBuilder {
     Timeline take() { return std::move(timeline_); }
 
   private:
+    std::span<const ParameterBucket> gathered_in_passes() const {
+        if (!exchanges_) return {};
+        return step_.zero == 3 ? step_.buckets : step_.frozen_buckets;
+    }
     /// Returns the index of the first piece.
     std::size_t append(const std::vector<QueuedPiece>& pieces) {
         const std::size_t first = timeline_.compute.size();
@@ -158,6 +166,7 @@ class TimelineBuilder {
     const Passes& passes_;
     const GpuLayout& layout_;
     const Links& links_;
+    bool exchanges_;
     Timeline timeline_;
 };
 
@@ -166,17 +175,15 @@ class TimelineBuilder {
 Timeline timeline_of(const ParallelStep& step, const Passes& passes, const GpuLayout& layout,
                      const Links& links) {
     TimelineBuilder builder(step, passes, layout, links);
-    const bool exchanges = layout.gpus() > 1, gathers_always = exchanges && step.zero == 3;
-    const bool reduces_always = exchanges && step.zero >= 2;
-    using Gathers = TimelineBuilder::Gathers;
-    builder.add_forward(exchanges && step.zero > 0 ? Gathers::all : Gathers::none);
+    const bool exchanges = layout.gpus() > 1, reduces_always = exchanges && step.zero >= 2;
+    builder.add_forward(/*is_first=*/true);
     for (std::int64_t i = 1; i < step.accumulation_steps && reduces_always; ++i) {
-        builder.add_backward(gathers_always, true);
-        builder.add_forward(gathers_always ? Gathers::all_but_kept : Gathers::none);
+        builder.add_backward(/*reduces=*/true);
+        builder.add_forward(/*is_first=*/false);
     }
     if (!reduces_always && step.accumulation_steps > 1)
         builder.add_seconds(static_cast<double>(step.accumulation_steps - 1) * passes.seconds());
-    builder.add_backward(gathers_always, exchanges);
+    builder.add_backward(exchanges);
     return builder.take();
 }
 
@@ -219,7 +226,7 @@ double host_bytes(const TrainConfig& config, const ParameterStore& parameters) {
     double bytes = 0.0;
     if (has_part(config.offload, Offload::gradients))
         bytes += 2.0 * static_cast<double>(size_of(storage_dtype(config.gradient_dtype)));
-    if (has_part(config.offload, Offload::weights))
+    if (has_part(config.offload, Offload::weights) && config.adapters.rank == 0)
         bytes += static_cast<double>(size_of(storage_dtype(config.dtype)));
     if (!has_part(config.offload, Offload::optimizer)) return bytes;
     const std::int64_t elements = parameters.flat_elements();
@@ -243,6 +250,52 @@ double update_bytes_beyond_adamw(const TrainConfig& config, const ParameterStore
     return bytes;
 }
 
+/// Memory traffic to dequantize a block's frozen matrices once: reading the codes, writing the weights.
+double dequantized_bytes(const TrainConfig& config) {
+    if (config.adapters.frozen_format == WeightFormat::same) return 0.0;
+    const BlockMatrices matrices = block_matrices(config.model);
+    double bytes =
+        static_cast<double>(matrices.elements()) * static_cast<double>(size_of(storage_dtype(config.dtype)));
+    for (const MatrixShape& matrix : {matrices.qkv, matrices.proj, matrices.up, matrices.down})
+        bytes +=
+            static_cast<double>(size_of(DType::i32)) *
+            static_cast<double>(quantized_layout(config.adapters.frozen_format, matrix.elements()).words);
+    return bytes;
+}
+
+/// Leaves out what a step does for frozen weights, and adds the adapters' products and the dequantization of
+/// frozen matrices, which every pass repeats.
+void freeze_weights(StepWork& work, const TrainConfig& config, std::int64_t micro_batch) {
+    const auto rows = static_cast<double>(micro_batch * config.model.context);
+    const double matrices = 2 * rows * static_cast<double>(block_matrices(config.model).elements());
+    const double adapters = 2 * rows * static_cast<double>(adapter_elements(config.model, config.adapters));
+    const double passes_in_backward = config.training.recompute == Recompute::block ? 2.0 : 1.0;
+    work.block_forward.product_flops += adapters;
+    work.block_backward.product_flops += 2 * adapters - matrices;
+    work.block_forward.bytes += dequantized_bytes(config);
+    work.block_backward.bytes += passes_in_backward * dequantized_bytes(config);
+    work.head.product_flops *= 2.0 / 3;
+    work.embed_backward = {};
+}
+
+/// One bucket for each stage, which reads its parameters together.
+std::vector<ParameterBucket> frozen_buckets(const ParameterStore& frozen, DType dtype) {
+    std::vector<ParameterBucket> buckets;
+    for (const Parameter& parameter : frozen.parameters()) {
+        if (buckets.empty() || buckets.back().stage != parameter.first_stage())
+            buckets.push_back({.stage = parameter.first_stage()});
+        ParameterBucket& bucket = buckets.back();
+        bucket.elements +=
+            parameter.is_quantized()
+                ? static_cast<double>(size_of(DType::i32)) / static_cast<double>(size_of(dtype)) *
+                      static_cast<double>(
+                          quantized_layout(parameter.format(), parameter.shape().elements()).words)
+                : static_cast<double>(parameter.padded_elements());
+        bucket.is_read_again |= parameter.last_stage() > parameter.first_stage();
+    }
+    return buckets;
+}
+
 }  // namespace
 
 ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
@@ -250,9 +303,10 @@ ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
           "; the cost model has no ring attention, expected 1 (gradtile train --memory plans its memory)");
     const DType dtype = storage_dtype(config.dtype);
     const int shards = config.zero > 0 ? static_cast<int>(gpus) : 1;
-    ParameterStore parameters;
-    const Transformer transformer(config.model, parameters);
+    ParameterStore parameters, frozen;
+    const Transformer transformer(config.model, parameters, frozen, config.training, config.adapters);
     StepWork work = step_work(config.model, dtype, config.micro_batch_size(gpus), config.training.recompute);
+    if (config.adapters.rank > 0) freeze_weights(work, config, config.micro_batch_size(gpus));
     work.host_bytes_of_element = host_bytes(config, parameters);
     work.update_bytes_of_element +=
         update_bytes_beyond_adamw(config, parameters) - 2 * work.host_bytes_of_element;
@@ -260,8 +314,10 @@ ParallelStep parallel_step(const TrainConfig& config, std::int64_t gpus) {
             .dtype = dtype,
             .layers = config.model.layers,
             .accumulation_steps = config.accumulation_steps(gpus),
-            .zero = static_cast<int>(config.zero),
+            .zero = data_parallel_options(config).zero,
             .buckets = buckets_of(config, parameters, shards),
+            .frozen_buckets = data_parallel_options(config).shards_frozen ? frozen_buckets(frozen, dtype)
+                                                                          : std::vector<ParameterBucket>(),
             .update_flops = largest_optimizer_part(parameters, config, shards).product_flops};
 }
 

@@ -71,8 +71,11 @@ struct ParallelStep {
     DType dtype = DType::f32;
     std::int64_t layers = 0;
     std::int64_t accumulation_steps = 1;
-    int zero = 0;  ///< ZeRO level
+    int zero = 0;  ///< ZeRO level of the trained parameters
     std::vector<ParameterBucket> buckets;
+    /// ZeRO-3 with adapters: frozen parameters, which passes gather as they gather values otherwise.
+    /// Quantized ones count as elements of `dtype` with as many bytes.
+    std::vector<ParameterBucket> frozen_buckets = {};
     double update_flops = 0;  ///< the optimizer's matrix products, in the process that has most
     double elements() const;  ///< parameters in all buckets
 };

@@ -38,8 +38,6 @@ TrainConfig config_of(const Flags& flags) {
         config.context_parallel == 1, "context-parallel: ", config.context_parallel,
         "; the cost model has no ring attention, expected 1 (gradtile train --memory plans its memory)");
     rethrow_as_usage_error([&] { validate(config, flags.plan.gpus); });
-    check_usage(config.adapters.rank == 0, "lora-rank: ", config.adapters.rank,
-                "; the cost model has no adapters, expected 0 (gradtile train --memory plans their memory)");
     check_usage(!config.model.prefix,
                 "prefix: true; the cost model has causal attention only, expected false");
     check_usage(config.device != DeviceChoice::cpu,
@@ -64,7 +62,8 @@ JsonValue json_of(const Prediction& p) {
 }
 
 JsonValue json_of(const WayToFit& way) {
-    JsonValue row = JsonValue::object({{"zero", way.zero}, {"chosen", way.choices}});
+    JsonValue row = JsonValue::object(
+        {{"zero", way.zero}, {"frozen_dtype", name_of(way.frozen_format)}, {"chosen", way.choices}});
     row.set("prediction", way.prediction ? json_of(*way.prediction) : JsonValue());
     return row;
 }
@@ -86,6 +85,8 @@ void print_json(const Planner& planner) {
                                                          {"optimizer_bytes", memory.optimizer},
                                                          {"activations_bytes", memory.activations},
                                                          {"checkpoint_bytes", memory.snapshot},
+                                                         {"graph_bytes", memory.graph},
+                                                         {"host_checkpoint_bytes", memory.saved_on_host},
                                                          {"host_bytes", memory.host()},
                                                          {"total_bytes", memory.total()}})},
                            {"fits", memory.total() <= planner.budget()},
@@ -97,23 +98,28 @@ void print_json(const Planner& planner) {
 }
 
 void print_ways_to_fit(const Planner& planner) {
-    Table table({{"zero", "zero", Column::Kind::number, 5},
-                 {"gib", "GiB each"},
-                 {"ms", "ms/step"},
-                 {"tokens", "tokens/s", Column::Kind::number, 12},
-                 {"chosen", "with", Column::Kind::text, 4}},
-                /*json=*/false,
+    const bool has_adapters = planner.config.adapters.rank > 0;
+    std::vector<Column> columns{{"zero", "zero", Column::Kind::number, 5}};
+    if (has_adapters) columns.push_back({"frozen", "frozen", Column::Kind::text, 6});
+    columns.insert(columns.end(), {{"gib", "GiB each"},
+                                   {"ms", "ms/step"},
+                                   {"tokens", "tokens/s", Column::Kind::number, 12},
+                                   {"chosen", "with", Column::Kind::text, 4}});
+    Table table(std::move(columns), /*json=*/false,
                 concat("what --memory-budget ", planner.options.gpu_memory, "GiB chooses for ",
                        planner.options.gpus, planner.options.gpus == 1 ? " GPU" : " GPUs"));
     for (const WayToFit& way : planner.ways_to_fit()) {
         const auto number = [&](auto value_of) {
             return way.prediction ? value_of(*way.prediction) : no_value;
         };
-        table.add({static_cast<double>(way.zero),
-                   number([](const Prediction& p) { return static_cast<double>(p.memory) / gib; }),
-                   number([](const Prediction& p) { return 1e3 * p.cost.seconds(); }),
-                   number([](const Prediction& p) { return p.tokens_per_second; }),
-                   way.choices.empty() ? "the settings as they are" : way.choices});
+        std::vector<Cell> row{static_cast<double>(way.zero)};
+        if (has_adapters) row.emplace_back(std::string(name_of(way.frozen_format)));
+        row.insert(row.end(),
+                   {number([](const Prediction& p) { return static_cast<double>(p.memory) / gib; }),
+                    number([](const Prediction& p) { return 1e3 * p.cost.seconds(); }),
+                    number([](const Prediction& p) { return p.tokens_per_second; }),
+                    way.choices.empty() ? "the settings as they are" : way.choices});
+        table.add(row);
     }
     std::cout << '\n' << std::flush;
 }

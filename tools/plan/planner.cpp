@@ -130,20 +130,34 @@ std::vector<std::int64_t> Planner::zero_levels() const {
     return levels;
 }
 
+/// With adapters all formats, because a budget chooses none, unless one was given.
+std::vector<WeightFormat> Planner::frozen_formats() const {
+    std::vector<WeightFormat> formats{config.adapters.frozen_format};
+    if (config.adapters.rank == 0 || config.given.contains("frozen-dtype")) return formats;
+    for (const auto& [format, name] : EnumNames<WeightFormat>::names)
+        if (format != formats.front()) formats.push_back(format);
+    return formats;
+}
+
 std::vector<WayToFit> Planner::ways_to_fit() const {
     const std::size_t unplanned = unplanned_memory(Device::cuda());
     const std::size_t left = budget() - std::min(budget(), unplanned);
     std::vector<WayToFit> ways;
-    for (const std::int64_t zero : zero_levels()) {
-        TrainConfig run = config;
-        run.zero = zero;
-        try {
-            const MemoryChoice choice = choose_within(ctx_, run, options.gpus, config.model.prefix, left);
-            ways.push_back({zero, choice.description, predicted(choice.config, options.gpus)});
-        } catch (const Error& error) {
-            ways.push_back({zero, error.what()});
+    for (const std::int64_t zero : zero_levels())
+        for (const WeightFormat format : frozen_formats()) {
+            TrainConfig run = config;
+            run.zero = zero;
+            run.adapters.frozen_format = format;
+            WayToFit way{.zero = zero, .frozen_format = format};
+            try {
+                const MemoryChoice choice = choose_within(ctx_, run, options.gpus, config.model.prefix, left);
+                way.choices = choice.description;
+                way.prediction = predicted(choice.config, options.gpus);
+            } catch (const Error& error) {
+                way.choices = error.what();
+            }
+            ways.push_back(std::move(way));
         }
-    }
     return ways;
 }
 

@@ -32,10 +32,12 @@ struct Prediction {
     double efficiency = no_value;  ///< tokens_per_second / (GPUs * tokens_per_second with one GPU)
 };
 
-/// The settings that `gradtile train --memory-budget` chooses for a ZeRO level.
+/// The settings that `gradtile train --memory-budget` chooses for a ZeRO level and a format of frozen
+/// matrices.
 struct WayToFit {
     std::int64_t zero;
-    std::string choices;  ///< or, without a prediction, why nothing fits
+    WeightFormat frozen_format;
+    std::string choices = {};  ///< or, without a prediction, why nothing fits
     std::optional<Prediction> prediction = std::nullopt;
 };
 
@@ -51,7 +53,8 @@ class Planner {
     /// Predicts for one GPU, for each power of two below options.gpus that fills whole nodes, and for
     /// options.gpus.
     std::vector<Prediction> predictions() const;
-    /// Returns how the run fits the GPUs' memory, for each ZeRO level unless one was given.
+    /// Returns how the run fits the GPUs' memory, for each ZeRO level and, with adapters, each frozen-dtype,
+    /// unless one was given.
     std::vector<WayToFit> ways_to_fit() const;
     /// Where the numbers come from, one line each.
     std::vector<std::string> notes() const;
@@ -63,6 +66,7 @@ class Planner {
     MemoryRequest request() const;
     std::optional<TrainConfig> config_for(std::int64_t gpus) const;
     std::vector<std::int64_t> zero_levels() const;
+    std::vector<WeightFormat> frozen_formats() const;
     Prediction predicted(const TrainConfig& scaled, std::int64_t gpus) const;
 
     CostConstants constants_;

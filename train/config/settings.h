@@ -217,18 +217,18 @@ void visit_block_training_settings(Config& c, Visit& visit) {
     visit(Setting{"lora-rank",
                   "train only adapters of this rank on the blocks' matrices (LoRA), with init-from; 0: all "
                   "weights",
-                  adapters, model_limits::lora_rank},
+                  adapters, model_limits::lora_rank, SettingUsers{.plan = true}},
           c.adapters.rank);
     visit(Setting{"lora-alpha", "the adapters' term has the factor alpha / rank; 0: the rank", adapters,
                   model_limits::lora_alpha},
           c.adapters.alpha);
     visit(Setting{"lora-on", "matrices with adapters: all, attn, mlp, or names such as attn.qkv,mlp.fc",
-                  adapters},
+                  adapters, any_value, SettingUsers{.plan = true}},
           c.adapters.on);
     visit(Setting{"frozen-dtype",
                   "with lora-rank: type of the blocks' frozen matrices; same: dtype, nf4: 4 bits (QLoRA), "
                   "int8: 8 bits",
-                  adapters},
+                  adapters, any_value, SettingUsers{.plan = true}},
           c.adapters.frozen_format);
     visit(Setting{"zero-init",
                   "matrices whose output is added to the residual stream, and an output head that is not "
@@ -455,8 +455,8 @@ void visit_run_settings(Config& c, Visit& visit) {
                   "on a GPU: the same bits in every run, but slower; the CPU is always deterministic",
                   training, any_value, product_kernel_users},
           c.training.deterministic);
-    visit(Setting{"cuda-graph", "on a GPU: replay each step as one captured graph", run, any_value,
-                  SettingUsers{.bench_train = true}},
+    visit(Setting{"cuda-graph", "on a GPU: replay each step as one captured graph, unless it would be too large",
+                  run, any_value, step_users},
           c.cuda_graph);
     visit(Setting{"zero",
                   "1: each rank holds a part of the optimizer's state and masters; 2: of the gradients, too; "
@@ -491,7 +491,7 @@ void visit_run_settings(Config& c, Visit& visit) {
           c.save_every);
     visit(Setting{"checkpoint-parts",
                   "with zero: each rank writes its part of a checkpoint, to a directory that all ranks share",
-                  run, any_value, train_only, may_change},
+                  run, any_value, SettingUsers{.plan = true}, may_change},
           c.checkpoint_parts);
     visit(Setting{"keep-last", "number of newest checkpoints to keep", run, Range{1, max_steps}},
           c.keep_last);

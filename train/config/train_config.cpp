@@ -272,7 +272,8 @@ void check_end(const TrainConfig& c) {
 
 void check_combinations(const TrainConfig& c) {
     for (const RefusedCombination& refused : refused_combinations())
-        check(!refused.is_in(c), refused.setting, ": ", to_json(c)[refused.setting], ' ', refused.reason);
+        if (refused.is_in(c))
+            throw Error(concat(refused.setting, ": ", to_json(c)[refused.setting], ' ', refused.reason));
     if (c.model.prefix) check_row_ranges(c, "prefix");
 }
 

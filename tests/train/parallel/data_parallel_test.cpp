@@ -167,6 +167,57 @@ TEST(DataParallel, AllocatesTheCopiesOfShardsThatTheMemoryPlanHas) {
                 }
 }
 
+/// Returns the bytes of the tensors that a checkpoint copies or gathers.
+std::size_t saved_bytes(const Checkpoint& checkpoint) {
+    std::size_t bytes = 0;
+    for (const NamedTensors* tensors : {&checkpoint.params, &checkpoint.master, &checkpoint.optimizer})
+        for (const auto& [name, x] : *tensors) bytes += x.bytes();
+    return bytes;
+}
+
+/// A process saves all, its part, or as process 0 of a run without parts the shards of all. The plan also has
+/// the padding of parameters, at most 64 elements with value, master and two moments each.
+TEST(DataParallel, SavesTheBytesThatTheMemoryPlanHas) {
+    TrainConfig config;
+    config.model = {.layers = 6, .heads = 2, .width = 64, .context = 16, .vocabulary = 128};
+    config.batch = 4;
+    config.micro_batch = 1;
+    ProcessGroup group;
+    const auto alone = make_communicator(Context(Device::cpu(), 1), group);
+    const SilentPair pair;
+    const Context ctx(Device::cpu(), 1);
+    const auto expect_planned = [&](const Communicator& processes) {
+        SCOPED_TRACE(concat(processes.size(), " processes, zero ", config.zero, ", parts ",
+                            config.checkpoint_parts, ", ", name_of(config.dtype)));
+        Replica replica(ctx, config, std::nullopt, processes);
+        Checkpoint checkpoint;
+        if (processes.size() == 1) {
+            replica.save_into(checkpoint);
+        } else if (config.checkpoint_parts) {
+            replica.save_part_into(checkpoint);
+        } else {
+            replica.reserve_host_memory(checkpoint);
+        }
+        const std::size_t saved = saved_bytes(checkpoint),
+                          planned = plan_memory(ctx, memory_request(config, Device::cpu(), processes.size()))
+                                        .snapshot,
+                          parameters = replica.model.parameters.parameters().size();
+        EXPECT_GE(planned + 4, saved);  // the count of updates
+        EXPECT_LE(planned, saved + parameters * 64 * (4 + 4 + 8));
+    };
+    for (const TrainDType dtype : {TrainDType::f32, TrainDType::bf16}) {
+        config.dtype = dtype;
+        config.zero = 0;
+        expect_planned(*alone);
+        for (config.zero = 1; config.zero <= 3; ++config.zero)
+            for (const bool parts : {false, true}) {
+                config.checkpoint_parts = parts;
+                expect_planned(pair);
+            }
+        config.checkpoint_parts = false;
+    }
+}
+
 /// Returns a small model's gradients in a single process, after several micro-steps. All tokens of micro-step
 /// i are tokens_of_micro_steps[i].
 std::vector<double> gradients_after(const std::vector<int>& tokens_of_micro_steps,
