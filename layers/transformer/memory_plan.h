@@ -93,11 +93,12 @@ struct MemoryPlan {
     std::size_t snapshot = 0;     ///< copy, on the device, of what a checkpoint stores and training changes
     std::size_t residuals = 0;    ///< what blocks save for backward in host memory
     std::size_t offloaded_values = 0;  ///< parameters in host memory: this process's
-    /// On a GPU: what a checkpoint stores, in page-locked memory, from which it is written, and masters that
-    /// are joined for it; in the process that has most, process 0.
+    /// On a GPU: page-locked memory from which a checkpoint is written, and for masters that are joined for
+    /// it; in the process that has most, process 0.
     std::size_t saved_on_host = 0;
     std::size_t shard_copies = 0;
-    /// The step's CUDA graph, or if it is larger, the result of a product that a step before it times.
+    /// The CUDA graph that replays a step, or if it is larger, the largest result of the products that the
+    /// first step times.
     std::size_t graph = 0;
     std::size_t optimizer_state() const { return masters + optimizer; }
     /// Page-locked host memory, without that for tokens: at most 56 bytes for each token of a step.

@@ -118,6 +118,36 @@ TEST(Plan, CountsAnOffloadedOptimizerAsHostMemory) {
     EXPECT_EQ(bytes(offloaded, "total_bytes"), bytes(kept, "total_bytes") - state - copy);
 }
 
+/// A graph has 110 kB for a layer in a micro-step. The products that are timed before it have the embedding's
+/// gradient, with a padded vocabulary.
+TEST(Plan, CountsTheCudaGraphOrTheTimedProducts) {
+    const Arguments many = {"plan", "--model", "gpt2-124m", "--dtype", "bf16", "--batch", "480"};
+    const auto bytes = [&](const Arguments& more) {
+        return plan_of(many + more).at("memory").at("graph_bytes").get<std::int64_t>();
+    };
+    const std::int64_t timed = 4 * 50304 * 768;
+    EXPECT_EQ(bytes({"--micro-batch", "4"}), 120 * 12 * 110'000);
+    EXPECT_EQ(bytes({"--micro-batch", "4", "--no-cuda-graph"}), timed);
+    EXPECT_EQ(bytes({"--micro-batch", "8"}), timed);
+    EXPECT_EQ(bytes({"--micro-batch", "1"}), timed) << "480 micro-steps are not captured";
+    EXPECT_THAT(run(many + Arguments{"--micro-batch", "4"}).out, HasSubstr("CUDA graph "));
+    EXPECT_THAT(run(many + Arguments{"--micro-batch", "8"}).out, HasSubstr("timed products "));
+}
+
+/// Without parts, process 0 gathers the state of all in its host memory. The 47 rows of 768 elements that pad
+/// the vocabulary have moments only in the largest part.
+TEST(Plan, CountsTheCopiesOfACheckpointInParts) {
+    const Arguments sharded = gpt2_plan(4, 8) + Arguments{"--zero", "1"};
+    const json gathered = plan_of(sharded).at("memory"),
+               parts = plan_of(sharded + Arguments{"--checkpoint-parts"}).at("memory");
+    const auto bytes = [](const json& memory, const char* what) { return memory.at(what).get<double>(); };
+    EXPECT_EQ(bytes(gathered, "checkpoint_bytes"), 0);
+    EXPECT_EQ(bytes(parts, "checkpoint_bytes"), bytes(parts, "host_checkpoint_bytes"));
+    EXPECT_NEAR(4 * bytes(parts, "checkpoint_bytes"), bytes(gathered, "host_checkpoint_bytes"),
+                47 * 768 * 8 + 4 * 64 * 14);
+    EXPECT_EQ(bytes(parts, "total_bytes") - bytes(gathered, "total_bytes"), bytes(parts, "checkpoint_bytes"));
+}
+
 /// Ten of twelve blocks' residuals cross the bus, once in each direction and slower than a block computes.
 TEST(Plan, CountsOffloadedResidualsAsHostMemoryAndTime) {
     const json kept = plan_of(gpt2_plan(1, 8)),
