@@ -28,9 +28,6 @@ struct DecodePlan {
     static constexpr std::int64_t min_keys_of_split = 128;
     /// Merging results from several clusters takes as long as reading this many keys.
     static constexpr int min_keys_beyond_a_cluster = 512;
-    /// Enough thread blocks to use the full bandwidth on a GPU with 132 multiprocessors.
-    static constexpr std::int64_t enough_blocks = 264;
-
     bool uses_tiles = false;   ///< on tensor cores
     int queries_together = 1;  ///< 1, 2, 4 or 8; in tiles 16, 32 or 64
     int query_sets = 1;        ///< thread blocks that share a K/V head and a split
@@ -47,7 +44,8 @@ struct DecodePlan {
         while (plan.queries_together < std::min(queries, most)) plan.queries_together *= 2;
         plan.query_sets = static_cast<int>(ceil_div(queries, plan.queries_together));
         const std::int64_t blocks = texts * kv_heads * plan.query_sets, context = cache.context(),
-                           wanted = ceil_div(enough_blocks, blocks);
+                           row_bytes = cache.k.size(3) * static_cast<std::int64_t>(size_of(cache.k.dtype())),
+                           wanted = ceil_div(plan.enough_blocks(row_bytes), blocks);
         const auto covers = [&](std::int64_t keys_of_split) {
             return plan.splits >= wanted || plan.splits * keys_of_split >= context;
         };
@@ -55,6 +53,16 @@ struct DecodePlan {
         while (plan.splits >= max_cluster && plan.splits < max_splits && !covers(min_keys_beyond_a_cluster))
             plan.splits += max_cluster;
         return plan;
+    }
+
+  private:
+    /// Enough thread blocks to read at the full bandwidth of 132 multiprocessors, measured on an H200. With a
+    /// power of two, which the products of texts and heads usually are, too, one wave of blocks reads all;
+    /// the second of two waves would leave most multiprocessors idle at its end.
+    std::int64_t enough_blocks(std::int64_t row_bytes) const {
+        if (row_bytes <= 128) return 256;
+        if (!uses_tiles) return 264;
+        return query_sets == 1 ? 128 : 256;
     }
 };
 
