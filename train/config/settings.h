@@ -455,8 +455,9 @@ void visit_run_settings(Config& c, Visit& visit) {
                   "on a GPU: the same bits in every run, but slower; the CPU is always deterministic",
                   training, any_value, product_kernel_users},
           c.training.deterministic);
-    visit(Setting{"cuda-graph", "on a GPU: replay each step as one captured graph, unless it would be too large",
-                  run, any_value, step_users},
+    visit(Setting{"cuda-graph",
+                  "on a GPU: replay each step as one captured graph, unless it would be too large", run,
+                  any_value, step_users},
           c.cuda_graph);
     visit(Setting{"zero",
                   "1: each rank holds a part of the optimizer's state and masters; 2: of the gradients, too; "
