@@ -15,6 +15,7 @@ import argparse
 import difflib
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from pathlib import Path
 BENCH = Path(__file__).resolve().parent
 TINY = {"layers": 2, "heads": 2, "width": 256, "vocabulary": 256, "context": 64, "batch": 8}
 TINY_STEPS, VAL_WINDOWS, BOUND = 30, 32, 1e-4
+WINDOW_BYTES = 2 * 1024
 
 
 def replaced(text, changes):
@@ -36,6 +38,21 @@ def replaced(text, changes):
     return text
 
 
+def shuffle_windows(data, to, seed):
+    """Writes the shards' windows in a random order, as gradtile reads them. A window's last target becomes another window's token."""
+    headers, windows, rest = [], [], b""
+    for path in sorted(Path(data).glob("train*.bin")):
+        shard = path.read_bytes()
+        headers.append(shard[:1024])
+        tokens = rest + shard[1024:]
+        whole = len(tokens) // WINDOW_BYTES * WINDOW_BYTES
+        windows += [tokens[i : i + WINDOW_BYTES] for i in range(0, whole, WINDOW_BYTES)]
+        rest = tokens[whole:]
+    random.Random(seed).shuffle(windows)
+    tokens = b"".join(windows) + rest
+    to.write_bytes(headers[0][:8] + (len(tokens) // 2).to_bytes(4, "little") + headers[0][12:] + tokens)
+
+
 def own_numbers(a, data):
     # A bias whose gradient is zero stays zero.
     no_bias = [("    # create the optimizer(s)\n", "    model.proj.bias.register_hook(torch.zeros_like)\n")] if a.no_head_bias else []
@@ -44,7 +61,7 @@ def own_numbers(a, data):
                  ("self.norm1(self.embed(inputs))", "self.norm1(self.embed(inputs).bfloat16())")] if a.float32_embedding else []
     newton_schulz = [("X = G.bfloat16()", "X = G")] if a.float32_newton_schulz else []
     return no_bias + embedding + newton_schulz + [('"data/fineweb10B/fineweb_val_*.bin"', repr(f"{data}/val*.bin")),
-            ('"data/fineweb10B/fineweb_train_*.bin"', repr(f"{data}/train*.bin")),
+            ('"data/fineweb10B/fineweb_train_*.bin"', repr("shuffled.bin" if a.shuffle_windows else f"{data}/train*.bin")),
             ("val_tokens = 20 * 524288\n", f"val_tokens = {a.val_tokens}\n"),
             ("batch_size = 8 * 64 * 1024\n", f"batch_size = {a.batch} * 1024\n"),
             ("mbs = 64\n", f"mbs = {a.micro_batch}\n"),
@@ -195,6 +212,7 @@ def main():
     parser.add_argument("--no-head-bias", action="store_true", help="the head's bias stays zero, as in gradtile, whose heads have none")
     parser.add_argument("--float32-embedding", action="store_true", help="the embedding and its moments are float32 and not bfloat16")
     parser.add_argument("--float32-newton-schulz", action="store_true", help="Newton-Schulz's iteration is in float32")
+    parser.add_argument("--shuffle-windows", action="store_true", help="read the windows of 1,024 tokens in a random order, as gradtile does")
     parser.add_argument("--stop-after", type=int, metavar="N", help="end the script after the validation of step N, a multiple of 125")
     parser.add_argument("--check", metavar="GRADTILE")
     a = parser.parse_args()
@@ -204,6 +222,8 @@ def main():
         parser.error("DATA is required without --check")
     out = Path(a.out)
     out.mkdir(parents=True, exist_ok=True)
+    if a.shuffle_windows:
+        shuffle_windows(a.data, out / "shuffled.bin", a.seed)
     original = Path(a.script).read_text()
     changed = replaced(original, own_numbers(a, os.path.relpath(a.data, out)))
     print("".join(line for line in difflib.unified_diff(original.splitlines(True), changed.splitlines(True), n=0) if line[:2] not in ("--", "++", "@@")))
@@ -215,7 +235,7 @@ def main():
             break
     if not losses or losses[-1][0] != last:
         raise SystemExit(f"track_anchor.py: no loss after step {last}: {(out / 'stderr').read_text()[-1000:]}")
-    print(json.dumps({"anchor": "train_gpt_simple.py", "steps": a.steps, "batch": a.batch, "micro_batch": a.micro_batch, "seed": a.seed, "head_bias": not a.no_head_bias, "float32_embedding": a.float32_embedding, "float32_newton_schulz": a.float32_newton_schulz,
+    print(json.dumps({"anchor": "train_gpt_simple.py", "steps": a.steps, "batch": a.batch, "micro_batch": a.micro_batch, "seed": a.seed, "head_bias": not a.no_head_bias, "float32_embedding": a.float32_embedding, "float32_newton_schulz": a.float32_newton_schulz, "shuffled_windows": a.shuffle_windows,
                       "val_loss": losses[-1][1], "train_seconds": losses[-1][2], "losses": losses}))
     return 0
 

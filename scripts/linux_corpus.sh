@@ -21,7 +21,7 @@ if [ ! -d source ]; then
     rm -r package
 fi
 
-# Files above 256 KiB are mostly generated tables of registers. The order is random, but always the same.
+# Files above 256 KiB are mostly generated tables of registers. The order is mixed and always the same; neighbours often stay together.
 find source -type f -size -257k -printf '%s %p\n' | LC_ALL=C sort -k2 | shuf --random-source=<(yes linux) |
     awk -v train=$((train_mb * 1000000)) -v val=$((val_mb * 1000000)) '
         $1 == 0 { next }
