@@ -22,6 +22,8 @@ bool is_part_file_name(const std::string& name);
 
 /// The key in the meta of a part for its number.
 inline constexpr const char* part_number_key = "part";
+/// The key in a checkpoint's data for Dataset::content.
+inline constexpr const char* data_content_key = "content";
 
 struct PieceName {
     std::string tensor;
