@@ -93,6 +93,7 @@ MemoryRequest memory_request(const TrainConfig& config, Device device, std::int6
                           .shard_copies = sharded ? config.shard_copies * ShardCopies::copies : 0,
                           .optimizer_part = optimizer_part};
     if (device.is_cuda()) {
+        request.is_for_gpu = true;
         request.graph = config.cuda_graph ? largest_graph(config, ranks) : 0;
         request.times_products = !config.training.deterministic;
     }

@@ -116,13 +116,17 @@ struct SavedNumbers {
     std::size_t frozen_bytes, own_frozen_bytes;  ///< of all processes, and of this process's slots at rest
 };
 
+bool is_for_gpu(const Context& ctx, const MemoryRequest& request) {
+    return ctx.device().is_cuda() || request.is_for_gpu;
+}
+
 /// A checkpoint has float32 masters. Frozen parameters do not change, so one copy on the host serves all
 /// checkpoints.
 void add_saves(const Context& ctx, const SavedNumbers& saved, MemoryPlan& plan) {
     using Save = MemoryRequest::Save;
     const MemoryRequest& request = plan.request;
     if (request.save == Save::none) return;
-    const bool on_gpu = ctx.device().is_cuda(), gathers = request.save == Save::gathered;
+    const bool on_gpu = is_for_gpu(ctx, request), gathers = request.save == Save::gathered;
     const bool shards_frozen = request.frozen_slots && request.optimizer_shards > 1;
     const std::size_t elements = request.save == Save::part ? saved.part.elements : saved.elements;
     const std::size_t masters = plan.masters > 0 ? elements * size_of(DType::f32) : 0;
@@ -211,7 +215,7 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
                     .offloaded_values = values.on_host};
     plan.shard_copies = static_cast<std::size_t>(request.shard_copies) * part.shard_bytes(request.dtype);
     add_saves(ctx, {elements, part, all_frozen, passes.frozen.at_rest}, plan);
-    if (ctx.device().is_cuda() && request.times_products) plan.graph = timed_result(request, parameters);
+    if (is_for_gpu(ctx, request) && request.times_products) plan.graph = timed_result(request, parameters);
     plan.graph = std::max(plan.graph, request.graph);
     return plan;
 }

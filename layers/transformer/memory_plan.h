@@ -77,6 +77,7 @@ struct MemoryRequest {
     bool samples = false;
     std::size_t graph = 0;        ///< bytes of the CUDA graph that replays a step
     bool times_products = false;  ///< the first step times matrix products, on a GPU
+    bool is_for_gpu = false;      ///< also where a build without CUDA counts the CPU's operators
 };
 
 /// The bytes per purpose. operator<< prints the table for `gradtile train --memory`.
