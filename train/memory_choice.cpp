@@ -57,8 +57,9 @@ struct RoundedFormats {
 
 class Chooser {
   public:
-    Chooser(const Context& ctx, const TrainConfig& config, std::int64_t ranks, bool row_ranges)
+    Chooser(const Context& ctx, Device device, const TrainConfig& config, std::int64_t ranks, bool row_ranges)
         : dry_(ctx.plan(Arena::for_planning(ctx.device()))),
+          device_(device),
           config_(config),
           ranks_(ranks),
           row_ranges_(row_ranges),
@@ -68,7 +69,7 @@ class Chooser {
     /// Returns the settings with these formats that need not stay, in the order of preference among equally
     /// fast ones.
     std::vector<TrainConfig> candidates(const RoundedFormats& formats) const {
-        const bool on_gpu = dry_.device().is_cuda();
+        const bool on_gpu = device_.is_cuda();
         const std::vector<std::int64_t> sizes = is_free("micro-batch")
                                                     ? micro_batches(config_.micro_batch_size(ranks_))
                                                     : std::vector{config_.micro_batch};
@@ -99,7 +100,7 @@ class Chooser {
     }
 
     MemoryRequest request_of(const TrainConfig& config) const {
-        MemoryRequest request = memory_request(config, dry_.device(), ranks_);
+        MemoryRequest request = memory_request(config, device_, ranks_);
         request.row_ranges = row_ranges_;
         return request;
     }
@@ -126,7 +127,7 @@ class Chooser {
         constexpr double recompute_factors[] = {1.0, 1.03, 1.18};
         // A micro-step also reads the weights and adds to the gradients: 14 bytes a parameter, in addition to
         // 6 operations per parameter and token.
-        const double operations_per_byte = dry_.device().is_cuda() ? 200.0 : 20.0;
+        const double operations_per_byte = device_.is_cuda() ? 200.0 : 20.0;
         const double tokens_of_passes = 14.0 * operations_per_byte / 6.0;
         constexpr double bus_bytes = 5e10, flops = 5e14;  // per second: 16 lanes of PCIe 5, a large GPU
         const auto tokens = [&](std::int64_t sequences) {
@@ -219,6 +220,7 @@ class Chooser {
     }
 
     Context dry_;
+    Device device_;
     const TrainConfig& config_;
     std::int64_t ranks_;
     bool row_ranges_;
@@ -236,9 +238,9 @@ std::size_t bytes_to_plan(const TrainConfig& config, Device device) {
     return given - unplanned;
 }
 
-MemoryChoice choose_within(const Context& ctx, const TrainConfig& config, std::int64_t ranks, bool row_ranges,
-                           std::size_t budget) {
-    Chooser chooser(ctx, config, ranks, row_ranges);
+MemoryChoice choose_within(const Context& ctx, Device device, const TrainConfig& config, std::int64_t ranks,
+                           bool row_ranges, std::size_t budget) {
+    Chooser chooser(ctx, device, config, ranks, row_ranges);
     std::optional<TrainConfig> smallest;
     std::size_t smallest_need = 0;
     for (const RoundedFormats& formats : chooser.rounded_formats()) {

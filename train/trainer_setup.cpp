@@ -343,7 +343,8 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
 
 /// Sets what the memory budget chooses.
 void Trainer::choose_settings(const Context& ctx, const Packing& packing, std::size_t budget) {
-    MemoryChoice choice = choose_within(ctx, config_, group_->size(), packing.has_ranges(), budget);
+    MemoryChoice choice =
+        choose_within(ctx, ctx.device(), config_, group_->size(), packing.has_ranges(), budget);
     config_ = std::move(choice.config);
     if (!choice.description.empty())
         on_message_(concat("memory-budget ", config_.memory_budget, ": chosen are ", choice.description));

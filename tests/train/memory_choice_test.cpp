@@ -37,12 +37,12 @@ std::size_t need_of(const TrainConfig& config) {
 }
 
 TrainConfig chosen_for(const TrainConfig& config, std::size_t budget) {
-    return choose_within(one_thread(), config, 1, /*row_ranges=*/false, budget).config;
+    return choose_within(one_thread(), Device::cpu(), config, 1, /*row_ranges=*/false, budget).config;
 }
 
 TEST(MemoryChoice, ChangesNothingThatFits) {
     const TrainConfig config = small_model();
-    const MemoryChoice choice = choose_within(one_thread(), config, 1, false, need_of(config));
+    const MemoryChoice choice = choose_within(one_thread(), Device::cpu(), config, 1, false, need_of(config));
     EXPECT_EQ(to_json(choice.config), to_json(config));
     EXPECT_EQ(choice.description, "");
 }
@@ -118,7 +118,7 @@ TEST_F(MemoryChoiceOnAGpu, OffloadsWhereAStepHasEnoughTokens) {
     const auto chosen = [&](std::int64_t batch) {
         config.batch = batch;
         const MemoryRequest request = memory_request(config, Device::cuda());
-        return choose_within(gpu, config, 1, false, plan_memory(gpu, request).total() - 1);
+        return choose_within(gpu, gpu.device(), config, 1, false, plan_memory(gpu, request).total() - 1);
     };
     EXPECT_EQ(chosen(4).config.offload, Offload::none);
     EXPECT_NE(chosen(4).config.training.recompute, Recompute::none);
@@ -144,7 +144,7 @@ TEST_F(MemoryChoiceOnAGpu, OffloadsTheFrozenWeightsOfAdapters) {
         return plan_memory(gpu, memory_request(of, Device::cuda())).total();
     };
     EXPECT_LT(need(offloaded), need(config) / 2);
-    const MemoryChoice choice = choose_within(gpu, config, 1, false, need(offloaded));
+    const MemoryChoice choice = choose_within(gpu, gpu.device(), config, 1, false, need(offloaded));
     EXPECT_EQ(choice.config.offload, Offload::weights);
     EXPECT_THAT(choice.description, testing::MatchesRegex("offload weights \\(saves [0-9]+ [KM]iB, .*\\)"));
 }
@@ -159,7 +159,7 @@ TEST_F(MemoryChoiceOnAGpu, OffloadsResidualsWhereBlocksComputeForLongerThanTheBu
         config.training.recompute = Recompute::block;
         config.given = {"micro-batch", "masters", "moment-dtype", "gradient-dtype", "recompute"};
         const std::size_t need = plan_memory(gpu, memory_request(config, Device::cuda())).total();
-        return choose_within(gpu, config, 1, false, need - 1);
+        return choose_within(gpu, gpu.device(), config, 1, false, need - 1);
     };
     const MemoryChoice wide = chosen(4096);
     EXPECT_EQ(wide.config.offload, Offload::residuals);

@@ -37,7 +37,8 @@ struct FittedStep : Step {
         config.out.clear();  // without checkpoints, whose copy would need memory
         if (config.memory_budget.empty()) return;
         budget = bytes_to_plan(config, ctx.device());
-        MemoryChoice choice = choose_within(ctx, config, /*ranks=*/1, /*row_ranges=*/false, budget);
+        MemoryChoice choice =
+            choose_within(ctx, ctx.device(), config, /*ranks=*/1, /*row_ranges=*/false, budget);
         config = std::move(choice.config);
         chosen = std::move(choice.description);
     }

@@ -150,7 +150,8 @@ std::vector<WayToFit> Planner::ways_to_fit() const {
             run.adapters.frozen_format = format;
             WayToFit way{.zero = zero, .frozen_format = format};
             try {
-                const MemoryChoice choice = choose_within(ctx_, run, options.gpus, config.model.prefix, left);
+                const MemoryChoice choice =
+                    choose_within(ctx_, Device::cuda(), run, options.gpus, config.model.prefix, left);
                 way.choices = choice.description;
                 way.prediction = predicted(choice.config, options.gpus);
             } catch (const Error& error) {
