@@ -29,7 +29,7 @@ MemoryRequest::Save save_of(const TrainConfig& config, bool sharded) {
 }  // namespace
 
 std::size_t step_graph_bytes(const TrainConfig& config, const StepShape& shape, std::int64_t ranks) {
-    // Of a layer in a micro-step, forward and backward. Measured on H200s: 83 kB in 30 nodes (6 layers, 800
+    // A layer's share in each micro-step, forward and backward. H200s used 83 kB in 30 nodes (6 layers, 800
     // micro-steps), 101 kB in 37 nodes (12 layers, 120 micro-steps); with gradient slots, whose exchange is
     // on a stream of its own, 336 kB in 34 nodes (48 layers, 51 micro-steps).
     constexpr std::size_t one_stream = 110'000, two_streams = 350'000;

@@ -56,9 +56,9 @@ struct DecodePlan {
     }
 
   private:
-    /// Enough thread blocks to read at the full bandwidth of 132 multiprocessors, measured on an H200. With a
-    /// power of two, which the products of texts and heads usually are, too, one wave of blocks reads all;
-    /// the second of two waves would leave most multiprocessors idle at its end.
+    /// Enough thread blocks to use an H200's bandwidth, as measured there. Texts times heads is usually a
+    /// power of two. If this number is one, too, one wave of blocks reads all keys; a second wave would leave
+    /// most multiprocessors idle at its end.
     std::int64_t enough_blocks(std::int64_t row_bytes) const {
         if (row_bytes <= 128) return 256;
         if (!uses_tiles) return 264;

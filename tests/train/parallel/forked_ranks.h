@@ -31,6 +31,9 @@ inline int fault_rounds() {
     return rounds != nullptr ? std::atoi(rounds) : 2;
 }
 
+/// docs/multi_node.md promises that a hanging process is detected within the timeout and these seconds.
+inline constexpr double slack_seconds = 5.0;
+
 /// A port on this host that was just free.
 inline int free_port() {
     return listen_at("127.0.0.1", 0, SteadyClock::now()).port;
