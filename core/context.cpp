@@ -48,8 +48,10 @@ Context Context::with_deterministic(bool wanted) const {
 }
 
 Context host_of(const Context& ctx) {
-    return ctx.device().is_cpu() ? ctx.with_allocator(system_allocator(Device::cpu()))
-                                 : Context(Device::cpu(), 1);
+    if (ctx.device().is_cpu()) return ctx.with_allocator(system_allocator(Device::cpu()));
+    Context host(Device::cpu(), 1);
+    host.threads_ = ctx.threads_;
+    return host;
 }
 
 }  // namespace gradtile

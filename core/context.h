@@ -87,6 +87,8 @@ class Context {
     cuda::GemmState* gemm_state() const { return gemm_state_.get(); }
 
   private:
+    friend Context host_of(const Context& ctx);
+
     std::shared_ptr<ThreadPool> threads_;
     std::shared_ptr<void> stream_;
     std::shared_ptr<const SideStream> side_;
@@ -107,8 +109,8 @@ Context with_arena_for(const Context& ctx, Work&& work, double slack = 1.0) {
     return ctx.with_allocator(std::make_shared<Arena>(ctx.device(), static_cast<std::size_t>(bytes)));
 }
 
-/// Returns a CPU context for preparing and reading elements on the host. The context shares ctx's threads if
-/// ctx is on the CPU, and allocates from the system allocator.
+/// Returns a CPU context for preparing and reading elements on the host. The context shares ctx's threads,
+/// and allocates from the system allocator.
 Context host_of(const Context& ctx);
 
 /// Calls the function for ctx's device with (ctx, args...), or nothing in a dry run:

@@ -1,8 +1,8 @@
 #include <gradtile/core/random.h>
 
+#include <array>
 #include <cmath>
 #include <numbers>
-#include <vector>
 
 #include <gradtile/core/philox.h>
 #include <gradtile/core/tensor_ops.h>
@@ -10,28 +10,35 @@
 namespace gradtile {
 namespace {
 
+constexpr std::int64_t piece = 4096;  // elements that a thread draws at once; even
+
 /// 53 random bits as a double in [0, 1).
 double unit(std::uint32_t high, std::uint32_t low) {
     return static_cast<double>((std::uint64_t{high} << 32 | low) >> 11) * 0x1p-53;
 }
 
-/// One Philox call, with counter i, gives two numbers from a distribution: elements 2i and 2i+1.
+/// One Philox call, with counter i, gives two numbers from a distribution: elements 2i and 2i+1. They are
+/// drawn in pieces, so that a large tensor takes no further memory as float64.
 template <class Pair>
 Tensor draw_on_host(const Context& ctx, const Shape& shape, DType dtype, Seed seed, Pair&& pair) {
-    std::vector<double> values(static_cast<std::size_t>(shape.elements()));
-    if (!ctx.is_planning()) {
-        const Philox::Key key = philox_key(seed.value);
-        parallel_ranges(ctx, (std::ssize(values) + 1) / 2, 4096, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t i = begin; i < end; ++i) {
-                const Philox::Counter words = Philox::draw(
-                    {static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i >> 32), 0, 0}, key);
-                const auto [first, second] = pair(unit(words[0], words[1]), unit(words[2], words[3]));
-                values[static_cast<std::size_t>(2 * i)] = first;
-                if (2 * i + 1 < std::ssize(values)) values[static_cast<std::size_t>(2 * i + 1)] = second;
-            }
-        });
-    }
-    return from_host(ctx, values, shape, dtype);
+    if (ctx.is_planning()) return empty(ctx, shape, dtype);
+    const Context host = ctx.device().is_cpu() ? ctx : host_of(ctx);
+    const Tensor drawn = empty(host, shape, dtype);
+    const Philox::Key key = philox_key(seed.value);
+    const Tensor flat = drawn.reshape({shape.elements()});
+    parallel_ranges(host, shape.elements(), piece, [&](std::int64_t begin, std::int64_t end) {
+        std::array<double, piece> values;
+        for (std::int64_t i = begin / 2; 2 * i < end; ++i) {
+            const Philox::Counter words =
+                Philox::draw({static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(i >> 32), 0, 0}, key);
+            const auto [first, second] = pair(unit(words[0], words[1]), unit(words[2], words[3]));
+            values[static_cast<std::size_t>(2 * i - begin)] = first;
+            values[static_cast<std::size_t>(2 * i + 1 - begin)] = second;
+        }
+        copy(host, flat.slice(0, begin, end - begin),
+             Tensor::from_blob(values.data(), {end - begin}, DType::f64));
+    });
+    return to_device(ctx, drawn);
 }
 
 std::pair<double, double> box_muller(double u, double v) {

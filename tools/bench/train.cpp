@@ -215,7 +215,8 @@ void measure(const Context& ctx, const FittedStep& step, const Flags& flags, con
             }
         });
     const double tokens_per_s = static_cast<double>(config.batch * config.model.context) / ms * 1e3;
-    const double flops_per_s = flops_per_token(config.model, config.model.context) * tokens_per_s;
+    const double flops_per_s =
+        flops_per_token(config.model, config.model.context, config.adapters) * tokens_per_s;
     const double peak = peak_flops(ctx.device(), step.dtype(), config.tf32);
     std::vector<Cell> row = name_cells(step, flags.step.json());
     row.insert(row.end(), {ms, tokens_per_s, 1e-12 * flops_per_s, peak > 0 ? flops_per_s / peak : no_value,
@@ -241,6 +242,9 @@ int bench_train(const Flags& flags) {
         check_usage(
             !flags.breakdown || !has_part(step.config.offload, Offload::weights),
             "--breakdown: with offload weights; expected weights on the device, which the operators read");
+        check_usage(
+            !flags.breakdown || step.config.adapters.rank == 0,
+            "--breakdown: with lora-rank; expected 0, because only layers without adapters are timed");
         const auto [ceiling, is_new] = ceilings.try_emplace(step.dtype());
         if (is_new && !flags.memory)
             ceiling->second = measure_product_ceiling(ctx, step.dtype(), sampling).flops_per_s();

@@ -217,18 +217,18 @@ void visit_block_training_settings(Config& c, Visit& visit) {
     visit(Setting{"lora-rank",
                   "train only adapters of this rank on the blocks' matrices (LoRA), with init-from; 0: all "
                   "weights",
-                  adapters, model_limits::lora_rank, SettingUsers{.plan = true}},
+                  adapters, model_limits::lora_rank, step_users},
           c.adapters.rank);
     visit(Setting{"lora-alpha", "the adapters' term has the factor alpha / rank; 0: the rank", adapters,
                   model_limits::lora_alpha},
           c.adapters.alpha);
     visit(Setting{"lora-on", "matrices with adapters: all, attn, mlp, or names such as attn.qkv,mlp.fc",
-                  adapters, any_value, SettingUsers{.plan = true}},
+                  adapters, any_value, step_users},
           c.adapters.on);
     visit(Setting{"frozen-dtype",
                   "with lora-rank: type of the blocks' frozen matrices; same: dtype, nf4: 4 bits (QLoRA), "
                   "int8: 8 bits",
-                  adapters, any_value, SettingUsers{.plan = true}},
+                  adapters, any_value, step_users},
           c.adapters.frozen_format);
     visit(Setting{"zero-init",
                   "matrices whose output is added to the residual stream, and an output head that is not "

@@ -181,6 +181,20 @@ TEST(Bench, TrainChoosesWhatFitsAMemoryBudget) {
                    {"offload: \"residuals\" on cpu", "expected none"});
 }
 
+TEST(Bench, TrainTimesAdapters) {
+    const Arguments step{"bench",   "train", "--device",  "cpu", "--threads", "1",
+                         "--runs",  "1",     "--layers",  "3",   "--width",   "128",
+                         "--heads", "2",     "--context", "64",  "--batch",   "2"};
+    const Arguments lora = step + Arguments{"--lora-rank", "2"};
+    const double all = rows_of(step).at(0).at("total_mib").get<double>();
+    const double adapters = rows_of(lora).at(0).at("total_mib").get<double>();
+    const double quantized =
+        rows_of(lora + Arguments{"--frozen-dtype", "nf4"}).at(0).at("total_mib").get<double>();
+    EXPECT_LT(adapters, all);
+    EXPECT_LT(quantized, adapters);
+    expect_refused(run(lora + Arguments{"--breakdown"}), {"--breakdown: with lora-rank"});
+}
+
 TEST(Bench, GenerateTimesThePromptAndTheTokensAfterIt) {
     Arguments generate = tiny("generate");
     std::erase(generate, "--batch");

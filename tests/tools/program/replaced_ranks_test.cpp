@@ -220,7 +220,7 @@ TEST_F(ReplacedRanks, MayBeLostInAnyExchange) {
 /// A rank may be lost at any moment: in a step, a save, an evaluation or a sample.
 TEST_F(ReplacedRanks, MayBeLostAtAnyMomentOnGpus) {
     if (gpus == 0) GTEST_SKIP() << "GRADTILE_FAULT_GPUS is not set";
-    const Arguments end = {"--steps", "800", "--save-every", "4", "--eval-every", "3", "--sample-every", "5"};
+    const Arguments end = {"--steps", "200", "--save-every", "4", "--eval-every", "3", "--sample-every", "5"};
     for (const Arguments& settings : {Arguments{}, {"--no-cuda-graph"}, {"--zero", "1"}}) {
         extra_settings_ = settings;
         const std::filesystem::path straight = place_ / concat("straight", counter_++);
@@ -230,7 +230,7 @@ TEST_F(ReplacedRanks, MayBeLostAtAnyMomentOnGpus) {
             SCOPED_TRACE(concat(join(settings), ", round ", round));
             const std::filesystem::path out = place_ / concat("run", counter_++);
             Program program = launch(training(out, /*timeout=*/10.0) + end);
-            wait_for_steps(program, out, 10 + random_below(500));
+            wait_for_steps(program, out, 10 + random_below(120));
             std::this_thread::sleep_for(std::chrono::microseconds(random_below(20'000)));
             signal_process(process_of(out, round % ranks_), round % 4 == 3 ? SIGSTOP : SIGKILL);
             const Outcome outcome = program.wait();
