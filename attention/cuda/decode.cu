@@ -96,6 +96,7 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
             .scores = options.scores,
             .scale = static_cast<float>(options.scale),
             .cluster_log2 = 0,
+            .cheap_splits = DecodePlan::max_cluster,
             .counters = scratch.counters.data<std::int32_t>(),
             .part_o = scratch.o.data<float>(),
             .part_sums = scratch.sums.data<float>()};

@@ -5,6 +5,7 @@
 
 #include <gradtile/attention/decode.h>
 #include <gradtile/attention/internal/attention_backend.h>
+#include <gradtile/core/host_device.h>
 #include <gradtile/core/internal/cuda_function.h>
 
 namespace gradtile::attention {
@@ -65,6 +66,26 @@ struct DecodePlan {
         return query_sets == 1 ? 128 : 256;
     }
 };
+
+/// A split's keys.
+struct KeysOfSplit {
+    int begin, end;
+    int splits;  ///< splits that have keys
+};
+
+/// Divides a text's keys. Few keys are divided into few splits: one split per pass of a thread block, until
+/// there are `cheap_splits`, whose results are merged at low cost. `step_keys` divides a split's length;
+/// `pass_keys` are the keys that a thread block reads in one pass.
+GRADTILE_HOST_DEVICE inline KeysOfSplit keys_of_split(int first_key, int end_key, int split, int splits,
+                                                      int cheap_splits, int step_keys, int pass_keys) {
+    const auto ceil_div = [](int a, int b) { return (a + b - 1) / b; };
+    const auto smaller = [](int a, int b) { return a < b ? a : b; };
+    const int keys = end_key - first_key, few = smaller(cheap_splits, ceil_div(keys, pass_keys)),
+              many = ceil_div(keys, DecodePlan::min_keys_beyond_a_cluster),
+              length = ceil_div(keys, smaller(splits, few > many ? few : many) * step_keys) * step_keys,
+              begin = first_key + split * length;
+    return {begin, smaller(begin + length, end_key), ceil_div(keys, length)};
+}
 
 namespace cpu {
 void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const DecodeInputs& in,
