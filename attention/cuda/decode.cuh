@@ -63,27 +63,10 @@ struct DecodeParameters {
     ScoreOptions scores;
     float scale;
     int cluster_log2;           // a cluster has 2^cluster_log2 thread blocks, one per split
+    int cheap_splits;           // see keys_of_split()
     int* counters;              // finished splits [R, Hkv, query_sets]
     float *part_o, *part_sums;  // [R, Hkv, T * group, clusters, D], and 2 in place of D: maximum, sum
 };
-
-/// A split's keys.
-struct KeysOfSplit {
-    int begin, end;
-    int splits;  // splits that have keys
-};
-
-/// Few keys are divided into few splits: one split per thread block pass, until the splits fill a cluster.
-template <class Block>
-__device__ __forceinline__ KeysOfSplit keys_of_split(int first_key, int end_key, int split, int splits) {
-    const auto ceil_div = [](int a, int b) { return (a + b - 1) / b; };
-    const int keys = end_key - first_key;
-    const int wanted = max(min(DecodePlan::max_cluster, ceil_div(keys, Block::pass_keys)),
-                           ceil_div(keys, DecodePlan::min_keys_beyond_a_cluster));
-    const int length = ceil_div(keys, min(splits, wanted) * Block::keys) * Block::keys;
-    const int begin = first_key + split * length;
-    return {begin, min(begin + length, end_key), ceil_div(keys, length)};
-}
 
 __device__ __forceinline__ float exponential(float x) {
     return device::exp2_fast(x * std::numbers::log2e_v<float>);
@@ -165,9 +148,9 @@ class DecodeWork {
         last_new_block_ = block_of(position_ + p.tokens - 1);
         first_seen_key_ = mask_.first_key(token_of(0));
         // A window begins anywhere. A step of several keys lets each tile lie in one block of the cache.
-        keys_ =
-            keys_of_split<Block>(first_seen_key_ / Block::first_key_step * Block::first_key_step,
-                                 mask_.end_key(token_of(queries - 1)), split_, static_cast<int>(gridDim.x));
+        keys_ = keys_of_split(first_seen_key_ / Block::first_key_step * Block::first_key_step,
+                              mask_.end_key(token_of(queries - 1)), split_, static_cast<int>(gridDim.x),
+                              p.cheap_splits, Block::keys, Block::pass_keys);
     }
     /// A function of its own, so that the caller loads other entries of the table before it waits for these.
     __device__ __forceinline__ void require_new_blocks() {
