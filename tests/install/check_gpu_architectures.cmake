@@ -30,6 +30,18 @@ expect(12.0 "${cuda_12_4}" 90-virtual "12.0$")
 expect("10.0;12.0" "${cuda_12_4}" 90-virtual "10.0, 12.0$")
 expect(13.0 "${cuda_13}" 121-virtual "13.0$")
 
+# Architectures that a user asks for
+function(expect_unsupported architectures expected)
+  gradtile_unsupported_architectures("${architectures}" unsupported)
+  if(NOT unsupported STREQUAL "${expected}")
+    set(violations "${violations}CMAKE_CUDA_ARCHITECTURES '${architectures}': unsupported '${unsupported}'\n" PARENT_SCOPE)
+  endif()
+endfunction()
+expect_unsupported(75 75)
+expect_unsupported("75-real;86;70-virtual" "75-real;70-virtual")
+expect_unsupported("80-virtual;90a-real;120" "")
+expect_unsupported(native "")
+
 # The program that is asked
 file(MAKE_DIRECTORY ${SCRATCH})
 function(expect_answer script expected)
