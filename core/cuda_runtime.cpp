@@ -9,6 +9,7 @@
 #include <gradtile/core/allocator.h>
 
 #include <gradtile/core/internal/cuda_check.h>
+#include <gradtile/core/internal/missing_gpu_code.h>
 
 namespace gradtile {
 
@@ -54,9 +55,8 @@ void check_kernels_run(Device device) {
     cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()));
     cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()));
     throw Error(concat("device ", device, ": has compute capability ", major, '.', minor,
-                       ", and gradtile was built for " GRADTILE_CUDA_ARCHITECTURES
-                       "; build it with scripts/build.sh -DCMAKE_CUDA_ARCHITECTURES=",
-                       major, minor, " or use --device cpu"));
+                       ", and gradtile was built for " GRADTILE_CUDA_ARCHITECTURES "; ",
+                       way_out_of_missing_code(major, minor)));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include <gradtile/core/cuda/step_graph.h>
 #include <gradtile/core/gemm/gemm.h>
+#include <gradtile/core/internal/missing_gpu_code.h>
 #include <gradtile/core/internal/tensor_ops_backend.h>
 #include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
@@ -41,6 +42,16 @@ TEST(CudaAbsence, AFunctionWithoutADefinitionThrowsAndIsAFunctionPointer) {
     const auto chosen = x.defined() ? cuda::fill : cpu::fill;
     EXPECT_THROW(chosen(host, x, 1.0), Error);
     EXPECT_EQ(to_host(host, x), std::vector<double>(2, 0.0));
+}
+
+TEST(CudaAbsence, AGpuWithoutCodeIsSentToABuildOrToTheCpu) {
+    using cuda::way_out_of_missing_code;
+    EXPECT_EQ(way_out_of_missing_code(7, 5), "gradtile supports 8.0 and later; use --device cpu");
+    for (const auto& [major, minor, architecture] :
+         {std::tuple{8, 0, "80"}, {8, 9, "89"}, {9, 0, "90a"}, {10, 3, "103"}, {12, 0, "120"}})
+        EXPECT_EQ(way_out_of_missing_code(major, minor),
+                  concat("build it with scripts/build.sh -DCMAKE_CUDA_ARCHITECTURES=", architecture,
+                         " or use --device cpu"));
 }
 
 class Cuda : public test::CudaTest {};
