@@ -9,8 +9,11 @@ namespace {
 /// Block sizes, multiples of `square`. The numbers in the comments below are GFLOP/s for one causal call with
 /// 12 heads and 4096 tokens, on 2 threads of a Xeon with AMX.
 struct BlockPolicy {
-    std::int64_t forward_rows, forward_keys, backward_rows, backward_keys;
+    std::int64_t forward_rows, forward_keys, backward_keys;
 };
+/// Head dim 128: 1391 with 128 rows, 1250 with 64, 1310 with 256.
+constexpr std::int64_t backward_rows = 128;
+constexpr std::int64_t max_backward_keys = 512;
 inline BlockPolicy block_policy(const Geometry& geometry) {
     const std::int64_t queries = round_up(larger(geometry.mask.queries, 1), square);
     const std::int64_t keys = round_up(larger(geometry.mask.keys, 1), square);
@@ -24,12 +27,10 @@ inline BlockPolicy block_policy(const Geometry& geometry) {
         // Head dim 64: 974 with 256 keys, 892 with 128. With more keys a strip's scores would not fit the L1
         // cache.
         .forward_keys = smaller(wide ? 128 : 256, keys),
-        // Head dim 128: 1391 with 128 rows, 1250 with 64, 1310 with 256.
-        .backward_rows = 128,
         // Every task packs Q and dO and adds to every dQ row. These two steps cost 1/keys of the task's work
         // (head dim 64: 1320 with 256 keys, 1049 with 128). K, V, dK, dV, and a row block's P and dS, fit the
         // L2 cache.
-        .backward_keys = smaller(narrow && long_keys ? 512
+        .backward_keys = smaller(narrow && long_keys ? max_backward_keys
                                  : wide              ? 128
                                                      : 256,
                                  keys)};
@@ -66,6 +67,18 @@ class ScratchPieces {
 /// Returns the squares that contain the given tokens. Square 0 begins at token `first`.
 inline IndexRange squares_of(IndexRange tokens, std::int64_t first) {
     return {(tokens.begin - first) / square, (tokens.end - first + square - 1) / square};
+}
+
+/// Calls body(run) for every run of neighbouring squares among 0 .. count - 1 for which seen(square) holds.
+template <class Seen, class Body>
+inline void for_runs(std::int64_t count, Seen seen, Body body) {
+    for (std::int64_t begin = 0; begin < count; ++begin) {
+        if (!seen(begin)) continue;
+        std::int64_t end = begin + 1;
+        while (end < count && seen(end)) ++end;
+        body(IndexRange{begin, end});
+        begin = end;
+    }
 }
 
 /// Removes squares from both ends of a range while hidden(square) holds.

@@ -215,13 +215,5 @@ inline void store_p_and_d_s(const BackwardOperands& out, std::int64_t i, std::in
     }
 }
 
-/// Stores zeros as one square's P and dS.
-inline void store_zeros(const BackwardOperands& out, std::int64_t i, std::int64_t j,
-                        const Interleave& interleave) {
-    const __m512i zeros[2] = {};
-    for (std::int64_t row = 0; row < square; row += 2)
-        store_row_pair(out, i, j, row, zeros, zeros, interleave);
-}
-
 }  // namespace
 }  // namespace gradtile::attention::cpu
