@@ -1,4 +1,5 @@
 #include <gradtile/core/cpu/vector_math.h>
+#include <gradtile/core/cpu/wide_row.h>
 #include <gradtile/layers/internal/activation_backend.h>
 #include <gradtile/layers/internal/activation_formulas.h>
 #include <gradtile/layers/rows.h>
@@ -31,37 +32,31 @@ struct Math {
 
 constexpr const char* op = "activation";
 
-template <class Formula, class T>
-void forward_row(T* y, const T* x, std::int64_t width) {
-    using S = Accumulator<T>;
+template <class Formula, class S>
+void forward_row(S* y, const S* x, std::int64_t width) {
 #pragma GCC ivdep  // y may be x itself
-    for (std::int64_t i = 0; i < width; ++i) y[i] = convert<T>(Formula::value(convert<S>(x[i])));
+    for (std::int64_t i = 0; i < width; ++i) y[i] = Formula::value(x[i]);
 }
 
-template <class Formula, class T>
-void backward_row(T* dx, const T* dy, const T* x, std::int64_t width) {
-    using S = Accumulator<T>;
+template <class Formula, class S>
+void backward_row(S* dx, const S* dy, const S* x, std::int64_t width) {
 #pragma GCC ivdep  // dx may be dy itself
-    for (std::int64_t i = 0; i < width; ++i)
-        dx[i] = convert<T>(convert<S>(dy[i]) * Formula::slope(convert<S>(x[i])));
+    for (std::int64_t i = 0; i < width; ++i) dx[i] = dy[i] * Formula::slope(x[i]);
 }
 
-template <class Formula, class T>
-void gated_forward_row(T* __restrict y, const T* __restrict gate, const T* __restrict up,
+template <class Formula, class S>
+void gated_forward_row(S* __restrict y, const S* __restrict gate, const S* __restrict up,
                        std::int64_t width) {
-    using S = Accumulator<T>;
-    for (std::int64_t i = 0; i < width; ++i)
-        y[i] = convert<T>(Formula::value(convert<S>(gate[i]), convert<S>(up[i])));
+    for (std::int64_t i = 0; i < width; ++i) y[i] = Formula::value(gate[i], up[i]);
 }
 
-template <class Formula, class T>
-void gated_backward_row(T* d_gate, T* d_up, const T* dy, const T* gate, const T* up, std::int64_t width) {
-    using S = Accumulator<T>;
+template <class Formula, class S>
+void gated_backward_row(S* d_gate, S* d_up, const S* dy, const S* gate, const S* up, std::int64_t width) {
 #pragma GCC ivdep  // d_gate and d_up may be gate and up themselves
     for (std::int64_t i = 0; i < width; ++i) {
-        const auto gradient = Formula::gradient(convert<S>(dy[i]), convert<S>(gate[i]), convert<S>(up[i]));
-        d_gate[i] = convert<T>(gradient.gate);
-        d_up[i] = convert<T>(gradient.up);
+        const auto gradient = Formula::gradient(dy[i], gate[i], up[i]);
+        d_gate[i] = gradient.gate;
+        d_up[i] = gradient.up;
     }
 }
 
@@ -79,11 +74,18 @@ void activation_forward(const Context& ctx, const Tensor& y, const Tensor& x, Ac
     visit(x.dtype(), activation, [&]<class T, class Formula>(TypeTag<T>, TypeTag<Formula>) {
         const TensorRows<T> ys(y, op), xs(x, op);
         const std::int64_t width = ys.width();
-        for_rows(ctx, ys.count(), width, [&](std::int64_t r) {
-            if constexpr (activation_formulas::Gated<Formula>) {
-                gated_forward_row<Formula>(ys[r], xs[r], xs[r] + width, width);
-            } else {
-                forward_row<Formula>(ys[r], xs[r], width);
+        constexpr bool gated = activation_formulas::Gated<Formula>;
+        parallel_ranges(ctx, ys.count(), rows_per_block(width), [&](std::int64_t begin, std::int64_t end) {
+            WideRow<T> y_row(width), x_row(gated ? 2 * width : width);
+            for (std::int64_t r = begin; r < end; ++r) {
+                auto* const to = y_row.target(ys[r]);
+                const auto* const from = x_row.load(xs[r]);
+                if constexpr (gated) {
+                    gated_forward_row<Formula>(to, from, from + width, width);
+                } else {
+                    forward_row<Formula>(to, from, width);
+                }
+                y_row.store(ys[r]);
             }
         });
     });
@@ -94,11 +96,19 @@ void activation_backward(const Context& ctx, const Tensor& dx, const Tensor& dy,
     visit(x.dtype(), activation, [&]<class T, class Formula>(TypeTag<T>, TypeTag<Formula>) {
         const TensorRows<T> dxs(dx, op), dys(dy, op), xs(x, op);
         const std::int64_t width = dys.width();
-        for_rows(ctx, dys.count(), width, [&](std::int64_t r) {
-            if constexpr (activation_formulas::Gated<Formula>) {
-                gated_backward_row<Formula>(dxs[r], dxs[r] + width, dys[r], xs[r], xs[r] + width, width);
-            } else {
-                backward_row<Formula>(dxs[r], dys[r], xs[r], width);
+        constexpr bool gated = activation_formulas::Gated<Formula>;
+        parallel_ranges(ctx, dys.count(), rows_per_block(width), [&](std::int64_t begin, std::int64_t end) {
+            const std::int64_t input_width = gated ? 2 * width : width;
+            WideRow<T> dx_row(input_width), x_row(input_width), dy_row(width);
+            for (std::int64_t r = begin; r < end; ++r) {
+                auto* const to = dx_row.target(dxs[r]);
+                const auto *const dy_from = dy_row.load(dys[r]), *const from = x_row.load(xs[r]);
+                if constexpr (gated) {
+                    gated_backward_row<Formula>(to, to + width, dy_from, from, from + width, width);
+                } else {
+                    backward_row<Formula>(to, dy_from, from, width);
+                }
+                dx_row.store(dxs[r]);
             }
         });
     });

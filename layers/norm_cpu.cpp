@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include <gradtile/core/cpu/lanes.h>
+#include <gradtile/core/cpu/wide_row.h>
 #include <gradtile/layers/internal/norm_backend.h>
 #include <gradtile/layers/internal/partial_sums.h>
 #include <gradtile/layers/rows.h>
@@ -21,30 +22,30 @@ struct Statistics {
 
 /// Computes the variance from differences to the mean, which avoids cancellation. The second pass over the
 /// row reads the cache.
-template <bool centred, class T, class S = Accumulator<T>>
-Statistics<S> statistics_of(const T* x, std::int64_t width, S eps) {
+template <bool centred, class S>
+Statistics<S> statistics_of(const S* x, std::int64_t width, S eps) {
     const S count = static_cast<S>(width);
     S mean = 0;
     if constexpr (centred) {
         Lanes<S> sum;
-        for_lanes(width, [&](std::int64_t i, int lane) { sum[lane] += convert<S>(x[i]); });
+        for_lanes(width, [&](std::int64_t i, int lane) { sum[lane] += x[i]; });
         mean = sum.sum() / count;
     }
     Lanes<S> squares;
     for_lanes(width, [&](std::int64_t i, int lane) {
-        const S d = convert<S>(x[i]) - mean;
+        const S d = x[i] - mean;
         squares[lane] += d * d;
     });
     return {mean, 1 / std::sqrt(squares.sum() / count + eps)};
 }
 
-template <bool has_bias, class T, class S = Accumulator<T>>
-void normalize_row(T* __restrict y, const T* __restrict x, const T* __restrict weight,
-                   const T* __restrict bias, std::int64_t width, Statistics<S> row, S offset) {
+template <bool has_bias, class S>
+void normalize_row(S* __restrict y, const S* __restrict x, const S* __restrict weight,
+                   const S* __restrict bias, std::int64_t width, Statistics<S> row, S offset) {
     for (std::int64_t i = 0; i < width; ++i) {
-        S value = (convert<S>(x[i]) - row.mean) * row.rstd * (offset + convert<S>(weight[i]));
-        if constexpr (has_bias) value += convert<S>(bias[i]);
-        y[i] = convert<T>(value);
+        S value = (x[i] - row.mean) * row.rstd * (offset + weight[i]);
+        if constexpr (has_bias) value += bias[i];
+        y[i] = value;
     }
 }
 
@@ -55,31 +56,37 @@ void forward(const Context& ctx, const NormOutputs& out, const Tensor& x, const 
     const std::int64_t width = xs.width();
     S* means = centred ? out.mean.data<S>() : nullptr;
     S* rstds = out.rstd.data<S>();
-    const T* w = norm.weight.data<T>();
-    const T* b = norm.bias.defined() ? norm.bias.data<T>() : nullptr;
     const S eps = static_cast<S>(norm.eps), offset = static_cast<S>(norm.weight_offset);
-    for_rows(ctx, xs.count(), width, [&](std::int64_t r) {
-        const auto row = statistics_of<centred>(xs[r], width, eps);
-        if (centred) means[r] = row.mean;
-        rstds[r] = row.rstd;
-        if (b != nullptr) {
-            normalize_row<true>(ys[r], xs[r], w, b, width, row, offset);
-        } else {
-            normalize_row<false>(ys[r], xs[r], w, b, width, row, offset);
+    parallel_ranges(ctx, xs.count(), rows_per_block(width), [&](std::int64_t begin, std::int64_t end) {
+        WideRow<T> x_row(width), y_row(width), weights(width), biases(width);
+        const S* const w = weights.load(norm.weight.data<T>());
+        const S* const b = norm.bias.defined() ? biases.load(norm.bias.data<T>()) : nullptr;
+        for (std::int64_t r = begin; r < end; ++r) {
+            const S* const from = x_row.load(xs[r]);
+            S* const to = y_row.target(ys[r]);
+            const auto row = statistics_of<centred>(from, width, eps);
+            if (centred) means[r] = row.mean;
+            rstds[r] = row.rstd;
+            if (b != nullptr) {
+                normalize_row<true>(to, from, w, b, width, row, offset);
+            } else {
+                normalize_row<false>(to, from, w, b, width, row, offset);
+            }
+            y_row.store(ys[r]);
         }
     });
 }
 
 /// With n = (x - mean) rstd and g = dy (offset + weight):  dx = rstd (g - mean(g) - n mean(g n)), where
 /// mean(g) is 0 for the root-mean-square norm; dweight += dy n; dbias += dy.
-template <bool centred, bool accumulate, class T, class S = Accumulator<T>>
-void differentiate_row(T* __restrict dx, S* __restrict d_weight, S* __restrict d_bias, const T* __restrict dy,
-                       const T* __restrict x, const T* __restrict weight, std::int64_t width,
+template <bool centred, bool accumulate, class S>
+void differentiate_row(S* __restrict dx, S* __restrict d_weight, S* __restrict d_bias, const S* __restrict dy,
+                       const S* __restrict x, const S* __restrict weight, std::int64_t width,
                        Statistics<S> row, S offset) {
     Lanes<S> sum_g, sum_gn;
     for_lanes(width, [&](std::int64_t i, int lane) {
-        const S n = (convert<S>(x[i]) - row.mean) * row.rstd, d = convert<S>(dy[i]);
-        const S g = d * (offset + convert<S>(weight[i]));
+        const S n = (x[i] - row.mean) * row.rstd, d = dy[i];
+        const S g = d * (offset + weight[i]);
         d_weight[i] += d * n;
         if constexpr (centred) {
             d_bias[i] += d;
@@ -90,11 +97,11 @@ void differentiate_row(T* __restrict dx, S* __restrict d_weight, S* __restrict d
     const S mean_g = centred ? sum_g.sum() / static_cast<S>(width) : S(0);
     const S mean_gn = sum_gn.sum() / static_cast<S>(width);
     for (std::int64_t i = 0; i < width; ++i) {
-        const S n = (convert<S>(x[i]) - row.mean) * row.rstd;
-        const S g = convert<S>(dy[i]) * (offset + convert<S>(weight[i]));
+        const S n = (x[i] - row.mean) * row.rstd;
+        const S g = dy[i] * (offset + weight[i]);
         S value = row.rstd * (g - mean_g - n * mean_gn);
-        if constexpr (accumulate) value += convert<S>(dx[i]);
-        dx[i] = convert<T>(value);
+        if constexpr (accumulate) value += dx[i];
+        dx[i] = value;
     }
 }
 
@@ -107,17 +114,21 @@ void backward(const Context& ctx, const NormGradients& out, const NormInputs& in
     const std::int64_t width = xs.width(), grain = rows_per_partial(xs.count());
     const S* means = centred ? in.mean.data<S>() : nullptr;
     const S* rstds = in.rstd.data<S>();
-    const T* w = in.weight.data<T>();
     const S offset = static_cast<S>(in.weight_offset);
     S* partials = out.partials.data<S>();
     parallel_ranges(ctx, xs.count(), grain, [&](std::int64_t begin, std::int64_t end) {
         S* d_weight = partials + begin / grain * 2 * width;
         S* d_bias = d_weight + width;
         std::fill(d_weight, d_weight + 2 * width, S(0));
-        for (std::int64_t r = begin; r < end; ++r)
-            differentiate_row<centred, accumulate>(dxs[r], d_weight, d_bias, dys[r], xs[r], w, width,
-                                                   Statistics<S>{centred ? means[r] : S(0), rstds[r]},
-                                                   offset);
+        WideRow<T> dx_row(width), dy_row(width), x_row(width), weights(width);
+        const S* const w = weights.load(in.weight.data<T>());
+        for (std::int64_t r = begin; r < end; ++r) {
+            if constexpr (accumulate) dx_row.load(dxs[r]);
+            differentiate_row<centred, accumulate>(
+                dx_row.target(dxs[r]), d_weight, d_bias, dy_row.load(dys[r]), x_row.load(xs[r]), w, width,
+                Statistics<S>{centred ? means[r] : S(0), rstds[r]}, offset);
+            dx_row.store(dxs[r]);
+        }
     });
     add_partials<S, 2>({out.weight, out.bias}, out.partials);
 }

@@ -28,21 +28,21 @@ struct BackwardScratch {
         : k(pieces.operand(block.backward_keys, geometry.d_qk)),
           v(pieces.operand(block.backward_keys, geometry.d_v)),
           k_over_keys(pieces.operand(geometry.d_qk, block.backward_keys)),
-          q(pieces.operand(block.backward_rows, geometry.d_qk)),
-          d_o(pieces.operand(block.backward_rows, geometry.d_v)),
-          q_over_rows(pieces.operand(geometry.d_qk, block.backward_rows)),
-          d_o_over_rows(pieces.operand(geometry.d_v, block.backward_rows)),
-          operands{.p = pieces.operand(block.backward_keys, block.backward_rows),
-                   .ds = pieces.operand(block.backward_keys, block.backward_rows),
-                   .ds_over_keys = pieces.operand(block.backward_rows, block.backward_keys)},
+          q(pieces.operand(backward_rows, geometry.d_qk)),
+          d_o(pieces.operand(backward_rows, geometry.d_v)),
+          q_over_rows(pieces.operand(geometry.d_qk, backward_rows)),
+          d_o_over_rows(pieces.operand(geometry.d_v, backward_rows)),
+          operands{.p = pieces.operand(block.backward_keys, backward_rows),
+                   .ds = pieces.operand(block.backward_keys, backward_rows),
+                   .ds_over_keys = pieces.operand(backward_rows, block.backward_keys)},
           s(pieces.matrix(square, square)),
           d_p(pieces.matrix(square, square)),
           d_k(pieces.matrix(geometry.d_qk, block.backward_keys)),
           d_v(pieces.matrix(geometry.d_v, block.backward_keys)),
-          d_q(pieces.matrix(block.backward_rows, geometry.d_qk)),
-          lse(pieces.piece<float>(block.backward_rows)),
-          lse_remainder(pieces.piece<float>(block.backward_rows)),
-          delta(pieces.piece<float>(block.backward_rows)),
+          d_q(pieces.matrix(backward_rows, geometry.d_qk)),
+          lse(pieces.piece<float>(backward_rows)),
+          lse_remainder(pieces.piece<float>(backward_rows)),
+          delta(pieces.piece<float>(backward_rows)),
           bias_columns(pieces.piece<float>(block.backward_keys * static_cast<std::int64_t>(max_biases))) {}
 };
 
@@ -68,26 +68,23 @@ class BackwardBlock {
         load_keys();
         const IndexRange seeing = geometry_.mask.seeing_rows(task_.keys);
         for (std::int64_t head = 0; head < task_.group; ++head) {
-            for (std::int64_t i = seeing.begin / policy_.backward_rows;
-                 i * policy_.backward_rows < seeing.end; ++i) {
-                const std::int64_t first = i * policy_.backward_rows;
+            for (std::int64_t i = seeing.begin / backward_rows; i * backward_rows < seeing.end; ++i) {
+                const std::int64_t first = i * backward_rows;
                 const RowBlock block{
-                    head, i, {first, smaller(first + policy_.backward_rows, geometry_.mask.queries)}};
+                    head, i, {first, smaller(first + backward_rows, geometry_.mask.queries)}};
                 if (task_.coverage(head, block.rows, task_.keys) == Coverage::none) {
                     task_.skip_rows(head, i, block.rows);
                     continue;
                 }
                 load_rows(block);
+                find_coverage(block);
                 const BlockBiasGradients<float> bias_sums(
                     task_.bias_gradients != nullptr ? task_.bias_gradients + head : nullptr, task_.keys.begin,
                     task_.keys.end - task_.keys.begin, scratch_.bias_columns);
-                for (std::int64_t strip = 0; strip < squares_of(block.rows, first).end; ++strip) {
+                for (std::int64_t strip = 0; strip < strips_of(block); ++strip) {
                     prefetch_next(block, strip);
-                    const IndexRange squares = squares_seen(block, strip);
-                    recompute(block, strip, squares, bias_sums);
-                    multiply_d_q(strip, without_hidden_ends(squares, [&](std::int64_t j) {
-                                     return is_hidden(block, strip, j);
-                                 }));
+                    recompute(block, strip, bias_sums);
+                    multiply_d_q(strip);
                 }
                 bias_sums.finish();
                 accumulate_d_k_and_d_v(block);
@@ -117,7 +114,7 @@ class BackwardBlock {
         pack_transposed_left(scratch_.d_o_over_rows, d_o, block.rows, geometry_.d_v);
         const std::int64_t count = block.rows.end - block.rows.begin;
         const std::int64_t row_offset = block.head * geometry_.mask.queries + block.rows.begin;
-        for (std::int64_t r = 0; r < policy_.backward_rows; ++r) {
+        for (std::int64_t r = 0; r < backward_rows; ++r) {
             scratch_.lse[r] = r < count ? task_.lse[row_offset + r] : infinity;
             scratch_.lse_remainder[r] = r < count ? task_.lse_remainder[row_offset + r] : 0.0f;
             scratch_.delta[r] = r < count ? task_.delta[row_offset + r] : 0.0f;
@@ -138,7 +135,7 @@ class BackwardBlock {
     /// strip's dQ rows, which add_to_d_q() updates after this row block.
     void prefetch_next(const RowBlock& block, std::int64_t strip) {
         const std::int64_t row = block.rows.begin + strip * square;
-        const std::int64_t next_row = row + policy_.backward_rows;
+        const std::int64_t next_row = row + backward_rows;
         const IndexRange next{next_row, smaller(next_row + square, geometry_.mask.queries)};
         prefetch(q_of(block.head), next, geometry_.d_qk);
         prefetch(d_o_of(block.head), next, geometry_.d_v);
@@ -149,33 +146,29 @@ class BackwardBlock {
         const std::int64_t row = block.rows.begin + strip * square;
         return {row, smaller(row + square, block.rows.end)};
     }
-    /// Returns the squares in the task's keys that contain a key visible to a row strip.
-    IndexRange squares_seen(const RowBlock& block, std::int64_t strip) const {
-        const IndexRange seen = intersection(geometry_.mask.visible_keys(rows_of(block, strip)), task_.keys);
-        return seen.begin < seen.end ? squares_of(seen, task_.keys.begin) : IndexRange{0, 0};
+    std::int64_t strips_of(const RowBlock& block) const {
+        return squares_of(block.rows, block.rows.begin).end;
+    }
+    std::int64_t squares_of_keys() const { return squares_of(task_.keys, task_.keys.begin).end; }
+    /// The square's keys, also those after the last key.
+    IndexRange keys_of(std::int64_t j) const {
+        return {task_.keys.begin + j * square, task_.keys.begin + (j + 1) * square};
     }
 
-    IndexRange keys_of(std::int64_t j) const {
-        const std::int64_t key = task_.keys.begin + j * square;
-        return {key, smaller(key + square, task_.keys.end)};
+    /// Squares without a visible pair are left out of all products; their P and dS are not computed.
+    void find_coverage(const RowBlock& block) {
+        for (std::int64_t strip = 0; strip < strips_of(block); ++strip)
+            for (std::int64_t j = 0; j < squares_of_keys(); ++j)
+                coverage_[strip][j] = task_.coverage(block.head, rows_of(block, strip), keys_of(j));
     }
-    /// Whether the row ranges hide a square from a row strip. Its P and dS are then 0.
-    bool is_hidden(const RowBlock& block, std::int64_t strip, std::int64_t j) const {
-        return task_.ranges != nullptr &&
-               task_.coverage(block.head, rows_of(block, strip), keys_of(j)) == Coverage::none;
-    }
+    bool is_seen(std::int64_t strip, std::int64_t j) const { return coverage_[strip][j] != Coverage::none; }
 
     /// S = Q K^T, dP = dO V^T, P = exp(S - LSE), dS = P (dP - D), one square after the other.
-    void recompute(const RowBlock& block, std::int64_t strip, IndexRange squares,
-                   const BlockBiasGradients<float>& bias_sums) {
+    void recompute(const RowBlock& block, std::int64_t strip, const BlockBiasGradients<float>& bias_sums) {
         const IndexRange rows = rows_of(block, strip);
-        for (std::int64_t j = squares.begin; j < squares.end; ++j) {
-            const IndexRange keys{task_.keys.begin + j * square, task_.keys.begin + (j + 1) * square};
-            const IndexRange existing = intersection(keys, task_.keys);
-            if (is_hidden(block, strip, j)) {
-                store_zeros(scratch_.operands, strip, j, interleave_);
-                continue;
-            }
+        for (std::int64_t j = 0; j < squares_of_keys(); ++j) {
+            if (!is_seen(strip, j)) continue;
+            const IndexRange keys = keys_of(j), existing = intersection(keys, task_.keys);
             if (task_.rules != nullptr) {
                 prefetch_biases<bfloat16>(task_.rules[block.head], rows, existing);
                 bias_sums.prefetch(rows, existing);
@@ -188,7 +181,7 @@ class BackwardBlock {
                 store_p_and_d_s(scratch_.operands, strip, j, scratch_.s, scratch_.d_p, interleave_);
                 continue;
             }
-            if (task_.coverage(block.head, rows, keys) != Coverage::full)
+            if (coverage_[strip][j] != Coverage::full)
                 mask_square(geometry_.mask, task_.ranges_of(block.head), scratch_.s, rows.begin, keys);
             const std::int64_t first = strip * square;
             compute_p_and_d_s(scratch_.operands, strip, j, scratch_.s, scratch_.d_p, scale_,
@@ -276,29 +269,37 @@ class BackwardBlock {
     }
 
     /// dQ = dS K.
-    void multiply_d_q(std::int64_t i, IndexRange squares) {
-        for (std::int64_t d = 0; d < round_up(geometry_.d_qk, square); d += square)
-            multiply_square(tiles_, {scratch_.d_q.at(i * square, d), scratch_.d_q.stride},
-                            scratch_.operands.ds_over_keys, i, scratch_.k_over_keys, d / square, squares,
-                            Sum::overwrite);
+    void multiply_d_q(std::int64_t i) {
+        Sum sum = Sum::overwrite;
+        const auto multiply = [&](IndexRange squares) {
+            for (std::int64_t d = 0; d < round_up(geometry_.d_qk, square); d += square)
+                multiply_square(tiles_, {scratch_.d_q.at(i * square, d), scratch_.d_q.stride},
+                                scratch_.operands.ds_over_keys, i, scratch_.k_over_keys, d / square, squares,
+                                sum);
+            sum = Sum::accumulate;
+        };
+        for_runs(
+            squares_of_keys(), [&](std::int64_t j) { return is_seen(i, j); }, multiply);
+        if (sum == Sum::overwrite) multiply({0, 0});
     }
 
     /// dV^T += dO^T P, dK^T += Q^T dS.
     void accumulate_d_k_and_d_v(const RowBlock& block) {
-        for (std::int64_t j = 0; j < squares_of(task_.keys, task_.keys.begin).end; ++j) {
-            const IndexRange rows = intersection(geometry_.mask.seeing_rows(keys_of(j)), block.rows);
-            if (rows.end <= rows.begin) continue;
-            const IndexRange strips = without_hidden_ends(
-                squares_of(rows, block.rows.begin), [&](std::int64_t i) { return is_hidden(block, i, j); });
-            if (strips.end <= strips.begin) continue;
-            for (std::int64_t d = 0; d < round_up(geometry_.d_v, square); d += square)
-                multiply_square(tiles_, {scratch_.d_v.at(d, j * square), scratch_.d_v.stride},
-                                scratch_.d_o_over_rows, d / square, scratch_.operands.p, j, strips,
-                                Sum::accumulate);
-            for (std::int64_t d = 0; d < round_up(geometry_.d_qk, square); d += square)
-                multiply_square(tiles_, {scratch_.d_k.at(d, j * square), scratch_.d_k.stride},
-                                scratch_.q_over_rows, d / square, scratch_.operands.ds, j, strips,
-                                Sum::accumulate);
+        for (std::int64_t j = 0; j < squares_of_keys(); ++j) {
+            const auto accumulate = [&](const Matrix& sums, const Operand& left, std::int64_t columns,
+                                        const Operand& right, IndexRange strips) {
+                for (std::int64_t d = 0; d < round_up(columns, square); d += square)
+                    multiply_square(tiles_, {sums.at(d, j * square), sums.stride}, left, d / square, right, j,
+                                    strips, Sum::accumulate);
+            };
+            for_runs(
+                strips_of(block), [&](std::int64_t i) { return is_seen(i, j); },
+                [&](IndexRange strips) {
+                    accumulate(scratch_.d_v, scratch_.d_o_over_rows, geometry_.d_v, scratch_.operands.p,
+                               strips);
+                    accumulate(scratch_.d_k, scratch_.q_over_rows, geometry_.d_qk, scratch_.operands.ds,
+                               strips);
+                });
         }
     }
 
@@ -326,6 +327,7 @@ class BackwardBlock {
     const float scale_;
     const BackwardScratch scratch_;
     const Interleave interleave_;
+    Coverage coverage_[backward_rows / square][max_backward_keys / square];  ///< the row block's squares
     Tiles tiles_;
 };
 

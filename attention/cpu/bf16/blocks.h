@@ -9,27 +9,31 @@ namespace {
 /// Block sizes, multiples of `square`. The numbers in the comments below are GFLOP/s for one causal call with
 /// 12 heads and 4096 tokens, on 2 threads of a Xeon with AMX.
 struct BlockPolicy {
-    std::int64_t forward_rows, forward_keys, backward_rows, backward_keys;
+    std::int64_t forward_rows, forward_keys, backward_keys;
 };
+/// Head dim 128: 1391 with 128 rows, 1250 with 64, 1310 with 256.
+constexpr std::int64_t backward_rows = 128;
+constexpr std::int64_t max_backward_keys = 512;
 inline BlockPolicy block_policy(const Geometry& geometry) {
     const std::int64_t queries = round_up(larger(geometry.mask.queries, 1), square);
     const std::int64_t keys = round_up(larger(geometry.mask.keys, 1), square);
     const std::int64_t head_dim = larger(geometry.d_qk, geometry.d_v);
-    const bool narrow = head_dim <= 64, wide = head_dim > 128, long_rows = queries >= 2048,
-               long_keys = keys >= 4096;
+    const bool narrow = head_dim <= 64, wide = head_dim > 128, long_keys = keys >= 4096;
     return {
-        // Every task packs K and V. The packing costs 1/rows of the task's work. O and a K/V block fit the L2
-        // cache. Short sequences get smaller tasks, so that all threads have work.
-        .forward_rows = smaller(long_rows && !wide ? 256 : 128, queries),
+        // Every task packs K and V. The packing costs 1/rows of the task's work (head dim 64, one thread: 436
+        // with 512 rows, 408 with 256). O and a K/V block fit the L2 cache. Short sequences get smaller
+        // tasks, so that all threads have work.
+        .forward_rows = smaller(wide || queries < 2048 ? 128
+                                : queries < 4096       ? 256
+                                                       : 512,
+                                queries),
         // Head dim 64: 974 with 256 keys, 892 with 128. With more keys a strip's scores would not fit the L1
         // cache.
         .forward_keys = smaller(wide ? 128 : 256, keys),
-        // Head dim 128: 1391 with 128 rows, 1250 with 64, 1310 with 256.
-        .backward_rows = 128,
         // Every task packs Q and dO and adds to every dQ row. These two steps cost 1/keys of the task's work
         // (head dim 64: 1320 with 256 keys, 1049 with 128). K, V, dK, dV, and a row block's P and dS, fit the
         // L2 cache.
-        .backward_keys = smaller(narrow && long_keys ? 512
+        .backward_keys = smaller(narrow && long_keys ? max_backward_keys
                                  : wide              ? 128
                                                      : 256,
                                  keys)};
@@ -66,6 +70,18 @@ class ScratchPieces {
 /// Returns the squares that contain the given tokens. Square 0 begins at token `first`.
 inline IndexRange squares_of(IndexRange tokens, std::int64_t first) {
     return {(tokens.begin - first) / square, (tokens.end - first + square - 1) / square};
+}
+
+/// Calls body(run) for every run of neighbouring squares among 0 .. count - 1 for which seen(square) holds.
+template <class Seen, class Body>
+inline void for_runs(std::int64_t count, Seen seen, Body body) {
+    for (std::int64_t begin = 0; begin < count; ++begin) {
+        if (!seen(begin)) continue;
+        std::int64_t end = begin + 1;
+        while (end < count && seen(end)) ++end;
+        body(IndexRange{begin, end});
+        begin = end;
+    }
 }
 
 /// Removes squares from both ends of a range while hidden(square) holds.

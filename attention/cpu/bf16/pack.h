@@ -12,11 +12,13 @@ namespace {
 
 using InputRows = StridedRows<const bfloat16>;
 
-/// Returns a mask that selects the first n lanes. If n <= 0, the mask selects no lane.
+/// Returns a mask that selects the first n lanes; none if n <= 0. Without branches, because n changes from
+/// row to row.
 template <class LaneMask>
 inline LaneMask first_lanes(std::int64_t n) {
     constexpr std::int64_t lanes = 8 * sizeof(LaneMask);
-    return static_cast<LaneMask>(n >= lanes ? ~0ull : n <= 0 ? 0ull : (1ull << n) - 1);
+    static_assert(lanes < 64);
+    return static_cast<LaneMask>((std::uint64_t{1} << smaller(larger(n, 0), lanes)) - 1);
 }
 
 /// The 32 matrix columns from `column` on.

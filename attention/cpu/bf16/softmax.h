@@ -128,7 +128,8 @@ void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t col
         // The block is summed separately, because the previous sum may be much larger than each term in the
         // block.
         __m512 even = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
-        for (std::int64_t j = 0; j < columns; j += 32) {
+        bfloat16* to = p.tile(i, first) + r * tile_depth;
+        for (std::int64_t j = 0; j < columns; j += 32, to += tile_elements) {
             __m512 low = exp2(_mm512_mul_ps(unit, _mm512_sub_ps(_mm512_loadu_ps(s + j), row_reference)));
             __m512 high =
                 exp2(_mm512_mul_ps(unit, _mm512_sub_ps(_mm512_loadu_ps(s + j + 16), row_reference)));
@@ -138,7 +139,7 @@ void softmax_step(Statistics& statistics, const Matrix& scores, std::int64_t col
                 low = _mm512_mul_ps(low, _mm512_loadu_ps(factors + j));
                 high = _mm512_mul_ps(high, _mm512_loadu_ps(factors + j + 16));
             }
-            _mm512_store_si512(p.tile(i, first + j / 32) + r * tile_depth, round_pair(low, high));
+            _mm512_store_si512(to, round_pair(low, high));
         }
         const __m512 before = _mm512_load_ps(statistics.sum[r]);
         _mm512_store_ps(statistics.sum[r],
@@ -213,14 +214,6 @@ inline void store_p_and_d_s(const BackwardOperands& out, std::int64_t i, std::in
         const __m512i ds_rows[2] = {row_of(d_s, row), row_of(d_s, row + 1)};
         store_row_pair(out, i, j, row, p_rows, ds_rows, interleave);
     }
-}
-
-/// Stores zeros as one square's P and dS.
-inline void store_zeros(const BackwardOperands& out, std::int64_t i, std::int64_t j,
-                        const Interleave& interleave) {
-    const __m512i zeros[2] = {};
-    for (std::int64_t row = 0; row < square; row += 2)
-        store_row_pair(out, i, j, row, zeros, zeros, interleave);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ constexpr FlashKernels<bfloat16> bf16_kernels_on(const char* name) {
             .blocks =
                 [](const Geometry& geometry) {
                     const BlockPolicy policy = block_policy(geometry);
-                    return Blocks{policy.forward_rows, policy.backward_keys, policy.backward_rows};
+                    return Blocks{policy.forward_rows, policy.backward_keys, backward_rows};
                 },
             .forward_scratch_bytes =
                 [](const Geometry& geometry) {

@@ -2,14 +2,16 @@
 /// INTERNAL; include only in sources compiled for one instruction set. Everything has internal linkage, so
 /// that the linker cannot use code compiled for AVX-512 in place of a portable function.
 ///
-/// The matrix products for the bf16 kernels. A tile algebra is a class with eight tiles, each 16 rows x 64
-/// bytes:
+/// The matrix products for the bf16 kernels. A left operand is stored in tiles of 16 rows x 32 elements along
+/// the summed axis. A right operand is stored in tiles of 16 columns x 32 elements, in pairs: tile element
+/// (p, 2 j + e) is element 2 p + e of column j.
+///
+/// The kernels' template parameter `Tiles` is a class for which multiply_square() exists. AVX-512 has its
+/// own; for AMX it is a template here, over a tile algebra: a class with eight tiles, each 16 rows x 64
+/// bytes. Tiles 0 to 3 are accumulators, tiles 4 to 7 operands:
 ///   zero<t>(), load<t>(float*, stride), store<t>(float*, stride)    t is an accumulator, 16 x 16 float32
 ///   load<t>(bfloat16*)                                              t is an operand, 1 KB of adjacent memory
 ///   multiply_add<c, a, b>()                                         c += a b, summed over 32 elements
-/// A left operand holds 16 rows x 32 elements along the summed axis. A right operand holds 16 columns x 32
-/// elements, in pairs: tile element (p, 2 j + e) is element 2 p + e of column j. Tiles 0 to 3 are
-/// accumulators, tiles 4 to 7 operands.
 #include <cstddef>
 #include <cstdint>
 
@@ -43,9 +45,7 @@ struct Matrix {
 enum class Sum : std::uint8_t { overwrite, accumulate };
 
 /// Computes one square of a product: c [32, 32] = a b, or c += a b. Rows 32 i to 32 i + 31 of a are
-/// multiplied by columns 32 j to 32 j + 31 of b, summed over the tiles `depth` along the summed axis. The
-/// function is not inlined: its AVX-512 version needs nearly all registers, and an inlined copy would share
-/// them with constants from the caller's loop.
+/// multiplied by columns 32 j to 32 j + 31 of b, summed over the tiles `depth` along the summed axis.
 template <class Tiles>
 [[gnu::noinline]] void multiply_square(Tiles& tiles, const Matrix& c, const Operand& a, std::int64_t i,
                                        const Operand& b, std::int64_t j, IndexRange depth, Sum sum) {
