@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. What the error says about a GPU that the build has no code for. This header is plain C++, so that
-/// tests can check it for every GPU without a GPU.
+/// INTERNAL. What the error says about a GPU that the build has no code for. This header is plain C++, so
+/// that tests can check it for every GPU without a GPU.
 #include <string>
 
 #include <gradtile/core/check.h>

@@ -13,6 +13,8 @@ namespace {
 
 const GpuLimits h100{}, a100{.processors = 108, .shared_bytes = 163 * 1024, .why_no_sm90 = "sm_80"},
     rtx_4090{.processors = 128, .shared_bytes = 99 * 1024, .why_no_sm90 = "sm_89"},
+    b200{.processors = 148, .why_no_sm90 = "sm_100"},
+    rtx_5090{.processors = 170, .shared_bytes = 99 * 1024, .why_no_sm90 = "sm_120"},
     unknown{.is_known = false, .why_no_sm90 = "a dry run"};
 
 /// A call: numbers of its tensors, and options.
@@ -139,6 +141,21 @@ const Row table[] = {
     {wide.backward(), h100, Family::sm90,
      "Hopper's asynchronous products and copies; head dim 192, consumers 2, rows 64, keys 64, heads in a set "
      "16, dQ added by threads, scratch bytes 12715076; the GPU has wgmma and TMA"},
+    {wide.backward(), b200, Family::sm80,
+     "a thread block for each block of keys; head dim 192, rows 64, keys 64, dQ added by threads, scratch "
+     "bytes 12715076; no Hopper kernels, because sm_100"},
+    {wide.backward(), a100, Family::sm80,
+     "a thread block for each block of keys; head dim 192, rows 64, keys 64, dQ added by threads, scratch "
+     "bytes 12715076; no Hopper kernels, because sm_80"},
+    {wide.backward(), rtx_5090, Family::sm80,
+     "a thread block for each block of keys; head dim 192, rows 32, keys 32, dQ added by threads, scratch "
+     "bytes 12715076; no Hopper kernels, because sm_120"},
+    {wide, b200, Family::sm80,
+     "long queries: a thread block for each block of rows; head dim 192, rows 128, keys 64, stages 2, "
+     "scratch bytes 0; no Hopper kernels, because sm_100"},
+    {wide, rtx_5090, Family::sm80,
+     "long queries: a thread block for each block of rows; head dim 192, rows 128, keys 32, stages 2, "
+     "scratch bytes 0; no Hopper kernels, because sm_120"},
     {gpt2.with(drop), h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 64, with dropout, consumers 2, rows "
      "128, keys 128, stages 2, stages of Q 2, in turns, pairs of row blocks, heads in a set 1, scratch "
@@ -319,7 +336,7 @@ TEST(FlashPlan, IsTheOneInTheTable) {
 TEST(FlashPlan, OfPackedSequencesWithBiasesHasTheKernelsOfAllGpusForAnyRule) {
     for (const Call& base : {evoformer, gpt2.with(add_pair_bias), gpt2.with(add_pair_bias).with(drop)})
         for (const Call& call : {base.with(pack), base.with(pack).backward()})
-            for (const GpuLimits* gpu : {&h100, &a100, &rtx_4090, &unknown}) {
+            for (const GpuLimits* gpu : {&h100, &a100, &rtx_4090, &b200, &rtx_5090, &unknown}) {
                 const FlashPlan made = plan(call.problem, call.options, *gpu);
                 EXPECT_EQ(made.family, Family::sm80) << made;
                 EXPECT_EQ(made.rule, RuleKind::any) << made;
