@@ -86,8 +86,8 @@ inline const DecodeCase decode_cases[] = {
      .sink = true},
     // Four splits in two clusters on an H200, where clusters of four would not run at once. The second text's
     // splits are in one cluster.
-    {.heads = 32, .kv_heads = 32, .dim = 64, .context = 1104, .positions = {1103, 300}},
-    {.heads = 32, .kv_heads = 32, .dim = 128, .context = 1104, .positions = {1102, 300}, .tokens = 2},
+    {.heads = 32, .kv_heads = 32, .dim = 64, .context = 1040, .positions = {1039, 300}},
+    {.heads = 32, .kv_heads = 32, .dim = 72, .context = 1040, .positions = {1038, 300}, .tokens = 2},
 };
 
 inline Tensor decode_float64(const Context& ctx, const Context& cpu, const Tensor& x) {
