@@ -1,6 +1,6 @@
 // decode.h on the GPU: chooses the kernel of decode_lanes.cuh or decode_tiles.cuh and launches it.
-#include <algorithm>
 #include <bit>
+#include <optional>
 
 #include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/cuda/decode_lanes.cuh>
@@ -53,6 +53,15 @@ void check_vectors(const Tensor& x) {
     check(is_aligned, "decode: ", x, " with strides ", x.strides(), "; expected heads on 16-byte boundaries");
 }
 
+/// Nothing if the kernel has no clusters on the current device.
+std::optional<ClustersAtOnce> clusters_at_once(const void* kernel, const gradtile::cuda::Block& block) {
+    if (!gradtile::cuda::has_clusters(kernel)) return {};
+    const auto of = [&](unsigned cluster) {
+        return gradtile::cuda::clusters_at_once(kernel, cluster, block);
+    };
+    return ClustersAtOnce{.of_2 = of(2), .of_4 = of(4), .of_8 = of(8)};
+}
+
 template <class T>
 NewHeads<T> new_heads(const Tensor& x) {
     return {x.data<std::remove_const_t<T>>(), x.stride(0), x.stride(1), x.stride(2)};
@@ -64,7 +73,7 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
             const DecodeCache& cache, const ResolvedOptions& options, const DecodeScratch& scratch) {
     const std::int64_t texts = in.q.size(0), tokens = in.q.size(1), heads = in.q.size(2), dim = in.q.size(3),
                        kv_heads = cache.k.size(2);
-    const DecodePlan plan = DecodePlan::of(texts, tokens, heads, cache);
+    DecodePlan plan = DecodePlan::of(texts, tokens, heads, cache);
     const std::int64_t blocks = kv_heads * plan.query_sets;
     check(scratch.counters.elements() >= texts * blocks &&
               scratch.o.size(0) >= texts * tokens * heads * plan.splits && scratch.o.size(1) == dim,
@@ -100,18 +109,21 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
             .counters = scratch.counters.data<std::int32_t>(),
             .part_o = scratch.o.data<float>(),
             .part_sums = scratch.sums.data<float>()};
-        const dim3 grid(static_cast<unsigned>(plan.splits), static_cast<unsigned>(blocks),
-                        static_cast<unsigned>(texts));
         const auto launch_thread = [&]<class Thread>() {
             const auto kernel = decode_kernel<Thread>;
-            if (gradtile::cuda::has_clusters(reinterpret_cast<const void*>(kernel)))
-                p.cluster_log2 =
-                    std::countr_zero(static_cast<unsigned>(std::min(plan.splits, DecodePlan::max_cluster)));
-            gradtile::cuda::launch_clusters(ctx, kernel, grid, 1u << p.cluster_log2,
-                                            {.threads = Thread::Block::threads,
-                                             .shared_bytes = sizeof(typename Thread::Shared),
-                                             .starts_early = true},
-                                            p);
+            const gradtile::cuda::Block block{.threads = Thread::Block::threads,
+                                              .shared_bytes = sizeof(typename Thread::Shared),
+                                              .starts_early = true};
+            gradtile::cuda::use_device(ctx.device());
+            const auto at_once = clusters_at_once(reinterpret_cast<const void*>(kernel), block);
+            if (at_once) {
+                plan = DecodePlan::of(texts, tokens, heads, cache, *at_once);
+                p.cheap_splits = plan.cluster;
+                p.cluster_log2 = std::countr_zero(static_cast<unsigned>(plan.cluster));
+            }
+            const dim3 grid(static_cast<unsigned>(plan.splits), static_cast<unsigned>(blocks),
+                            static_cast<unsigned>(texts));
+            gradtile::cuda::launch_clusters(ctx, kernel, grid, 1u << p.cluster_log2, block, p);
         };
         if constexpr (sizeof(T) == 2)
             if (plan.uses_tiles)

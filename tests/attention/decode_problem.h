@@ -84,6 +84,10 @@ inline const DecodeCase decode_cases[] = {
      .softcap = 3,
      .alibi = true,
      .sink = true},
+    // Four splits in two clusters on an H200, where clusters of four would not run at once. The second text's
+    // splits are in one cluster.
+    {.heads = 32, .kv_heads = 32, .dim = 64, .context = 1040, .positions = {1039, 300}},
+    {.heads = 32, .kv_heads = 32, .dim = 72, .context = 1040, .positions = {1038, 300}, .tokens = 2},
 };
 
 inline Tensor decode_float64(const Context& ctx, const Context& cpu, const Tensor& x) {

@@ -2,6 +2,8 @@
 /// Thread block clusters: neighbouring grid blocks that run at the same time and store into each other's
 /// shared memory. In code that was compiled for an architecture before Hopper, a cluster has one block.
 #include <array>
+#include <map>
+#include <tuple>
 
 #include <gradtile/core/cuda/device/async_copy.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -125,6 +127,29 @@ void launch_clusters(const Context& ctx, void (*kernel)(Parameters...), dim3 gri
 /// Whether a kernel may be launched with clusters on the current device.
 inline bool has_clusters(const void* kernel) {
     return starts_early(kernel);  // Hopper introduced clusters and early starts
+}
+
+/// How many clusters of `cluster` blocks run at the same time on the current device, for a kernel with
+/// has_clusters().
+inline int clusters_at_once(const void* kernel, unsigned cluster, Block block) {
+    int device = 0;
+    cuda_check(cudaGetDevice(&device));
+    thread_local std::map<std::tuple<const void*, unsigned, int>, int>
+        known;  // asking takes longer than a launch
+    if (const auto entry = known.find({kernel, cluster, device}); entry != known.end()) return entry->second;
+    grant_shared_memory(kernel, block);
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {.x = cluster, .y = 1, .z = 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(cluster);
+    config.blockDim = dim3(block.threads);
+    config.dynamicSmemBytes = block.shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int count = 0;
+    cuda_check(cudaOccupancyMaxActiveClusters(&count, kernel, &config));
+    return known[{kernel, cluster, device}] = count;
 }
 
 }  // namespace gradtile::cuda
