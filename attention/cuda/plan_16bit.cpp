@@ -253,12 +253,14 @@ struct Call16 : Call {
             return set_launch(plan, hopper_set_heads(batch_heads, parts, head_bytes));
         }
         const std::int64_t row_blocks = ceil_div(mask.queries, tiles.rows());
-        plan.schedule.pairs =
-            choice.pairs.value_or(hopper_forward_has_pairs(batch_heads, row_blocks, gpu.processors));
+        const bool sees_all = mask.left < 0 && mask.right < 0 && !has_row_ranges();
+        const bool pairs = choice.pairs.value_or(
+            hopper_forward_has_pairs(batch_heads, row_blocks, gpu.processors, sees_all));
+        plan.schedule.pairs = pairs;
         const device::TaskOrder order(
-            batch_heads, static_cast<int>(*plan.schedule.pairs ? (row_blocks + 1) / 2 : row_blocks),
-            head_bytes);
-        set_launch(plan, order.cached_heads);
+            batch_heads, static_cast<int>(pairs ? (row_blocks + 1) / 2 : row_blocks), head_bytes);
+        const bool are_equal = !has_row_ranges() && hopper_forward_has_equal_tasks(mask, row_blocks, pairs);
+        set_launch(plan, are_equal ? 1 : order.cached_heads);
     }
     void set_launch(FlashPlan& plan, int set_heads_by_policy) const {
         plan.schedule.launches = {{0, problem.batch, set_heads(batch_heads, set_heads_by_policy)}};

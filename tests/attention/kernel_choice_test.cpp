@@ -73,10 +73,36 @@ TEST(KernelCandidates, TilesFitSharedMemoryAndDifferFromThePolicys) {
 
 TEST(KernelCandidates, SchedulesOfThePolicyKeepMultiprocessorsBusy) {
     using namespace cuda;
-    EXPECT_TRUE(hopper_forward_has_pairs(66, 8, hopper_processors));  // 264 pairs for 132
-    EXPECT_FALSE(hopper_forward_has_pairs(65, 8, hopper_processors));
+    constexpr bool causal = false, sees_all = true;
+    EXPECT_TRUE(hopper_forward_has_pairs(66, 8, hopper_processors, causal));  // 264 pairs for 132
+    EXPECT_FALSE(hopper_forward_has_pairs(65, 8, hopper_processors, causal));
+    EXPECT_TRUE(
+        hopper_forward_has_pairs(256, 8, hopper_processors, sees_all));  // 8 turns of pairs, 16 of blocks
+    EXPECT_FALSE(
+        hopper_forward_has_pairs(32, 86, hopper_processors, sees_all));  // 11 turns of pairs, 21 of blocks
+    EXPECT_FALSE(hopper_forward_has_pairs(1, 8, hopper_processors, sees_all));
     EXPECT_EQ(hopper_more_slots(1, 8), 33);  // 33 heads with 8 tasks each are 264 tasks
     EXPECT_EQ(hopper_more_slots(50, 8), 50);
+}
+
+TEST(KernelCandidates, OnlyEqualTasksFollowEachOtherHeadByHead) {
+    using cuda::hopper_forward_has_equal_tasks;
+    constexpr bool pairs = true, single_blocks = false;
+    const Mask causal{.queries = 1024, .keys = 1024, .right = 0}, full{.queries = 1024, .keys = 1024};
+    EXPECT_TRUE(hopper_forward_has_equal_tasks(causal, 8, pairs));
+    EXPECT_FALSE(hopper_forward_has_equal_tasks(causal, 7, pairs));  // the middle block is no pair
+    EXPECT_FALSE(hopper_forward_has_equal_tasks(causal, 8, single_blocks));
+    EXPECT_TRUE(hopper_forward_has_equal_tasks(full, 8, pairs));
+    EXPECT_FALSE(hopper_forward_has_equal_tasks(full, 7, pairs));
+    EXPECT_TRUE(hopper_forward_has_equal_tasks(full, 7, single_blocks));
+    const Mask with_window{.queries = 1024, .keys = 1024, .left = 100, .right = 0},
+        more_queries{.queries = 1024, .keys = 512, .offset = -512, .right = 0},
+        top_left{.queries = 1024, .keys = 512, .right = 0},
+        last_queries{.queries = 512, .keys = 1024, .offset = 512, .right = 0};
+    EXPECT_FALSE(hopper_forward_has_equal_tasks(with_window, 8, pairs));
+    EXPECT_FALSE(hopper_forward_has_equal_tasks(more_queries, 8, pairs));
+    EXPECT_FALSE(hopper_forward_has_equal_tasks(top_left, 8, pairs));
+    EXPECT_TRUE(hopper_forward_has_equal_tasks(last_queries, 4, pairs));
 }
 
 /// Two algorithms' results on the same numbers.

@@ -101,7 +101,7 @@ struct Row {
 const Row table[] = {
     {gpt2, h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 64, consumers 4, rows 256, keys 64, "
-     "stages 2, stages of Q 2, in turns, pairs of row blocks, heads in a set 96, scratch bytes 0; the GPU "
+     "stages 2, stages of Q 2, in turns, pairs of row blocks, heads in a set 1, scratch bytes 0; the GPU "
      "has wgmma and TMA"},
     {gpt2.backward(), h100, Family::sm90,
      "Hopper's asynchronous products and copies; head dim 64, consumers 2, rows 128, keys 128, stages 1, "
@@ -120,14 +120,14 @@ const Row table[] = {
      "bytes 51917572; no Hopper kernels, because other kernels are forced"},
     {bf16(1, 16, 16384, 64), h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 64, consumers 3, rows 192, keys 128, "
-     "stages 2, stages of Q 2, in turns, pairs of row blocks, heads in a set 6, scratch bytes 0; the GPU has "
+     "stages 2, stages of Q 2, in turns, pairs of row blocks, heads in a set 1, scratch bytes 0; the GPU has "
      "wgmma and TMA"},
     {bf16(1, 16, 16384, 64).backward(), h100, Family::sm90,
      "Hopper's asynchronous products and copies; head dim 64, consumers 2, rows 128, keys 128, stages 1, "
      "heads in a set 3, dQ added by bulk, scratch bytes 69222468; the GPU has wgmma and TMA"},
     {llama, h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 128, consumers 2, rows 128, keys "
-     "128, stages 2, stages of Q 2, in turns, pairs of row blocks, heads in a set 12, scratch bytes 0; the "
+     "128, stages 2, stages of Q 2, in turns, pairs of row blocks, heads in a set 1, scratch bytes 0; the "
      "GPU has wgmma and TMA"},
     {llama.backward(), h100, Family::sm90,
      "Hopper's asynchronous products and copies; head dim 128, consumers 2, rows 64, keys 128, stages 2, "
@@ -141,7 +141,7 @@ const Row table[] = {
      "16, dQ added by threads, scratch bytes 12715076; the GPU has wgmma and TMA"},
     {gpt2.with(drop), h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 64, with dropout, consumers 2, rows "
-     "128, keys 128, stages 2, stages of Q 2, in turns, pairs of row blocks, heads in a set 96, scratch "
+     "128, keys 128, stages 2, stages of Q 2, in turns, pairs of row blocks, heads in a set 1, scratch "
      "bytes 0; the GPU has wgmma and TMA"},
     {gpt2.with(drop).backward(), a100, Family::sm80,
      "a thread block for each block of keys; head dim 64, with dropout, rows 64, keys 128, dQ added by "
