@@ -235,7 +235,7 @@ struct Call16 : Call {
         if (head_dim == hopper_short_head_dim && !is_packed() && rule == HopperRule::products &&
             mask.keys <= hopper_short_keys)
             return hopper_short_forward_tiles;
-        return hopper_forward_tiles(head_dim, may_drop(rule));
+        return hopper_forward_tiles(head_dim, rule, is_packed());
     }
     void set_sm90_forward(FlashPlan& plan) const {
         const HopperForwardTiles tiles = hopper_forward();

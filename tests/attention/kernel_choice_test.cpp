@@ -58,7 +58,8 @@ TEST(KernelCandidates, TilesFitSharedMemoryAndDifferFromThePolicys) {
         for (const HopperForwardTiles& tiles : forward) {
             EXPECT_LE(tiles.shared_bytes(d, d), shared_memory_limits[0]);
             // At hopper_short_head_dim the policy depends on the keys, so both tile choices are candidates.
-            EXPECT_FALSE(d != hopper_short_head_dim && tiles == hopper_forward_tiles(d, false));
+            EXPECT_FALSE(d != hopper_short_head_dim &&
+                         tiles == hopper_forward_tiles(d, HopperRule::products, /*is_packed=*/false));
             EXPECT_EQ(std::ranges::count(forward, tiles), 1);
         }
         const auto backward = hopper_backward_candidates(d);
