@@ -1,7 +1,7 @@
-// decode.h on the GPU: chooses the kernel of decode_lanes.cuh or decode_tiles.cuh and launches it.
-#include <algorithm>
-#include <bit>
+// decode.h on the GPU: chooses the kernel of decode_lanes.cuh, decode_tiles.cuh or sm90/decode.cuh and
+// launches it.
 
+#include <gradtile/attention/cuda/sm90/hopper.h>
 #include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/cuda/decode_lanes.cuh>
 #include <gradtile/attention/cuda/decode_tiles.cuh>
@@ -64,7 +64,8 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
             const DecodeCache& cache, const ResolvedOptions& options, const DecodeScratch& scratch) {
     const std::int64_t texts = in.q.size(0), tokens = in.q.size(1), heads = in.q.size(2), dim = in.q.size(3),
                        kv_heads = cache.k.size(2);
-    const DecodePlan plan = DecodePlan::of(texts, tokens, heads, cache);
+    const DecodePlan plan = DecodePlan::of(DecodeProblem(texts, tokens, heads, cache),
+                                           /*has_warpgroups=*/why_no_sm90(ctx.device()) == nullptr);
     const std::int64_t blocks = kv_heads * plan.query_sets;
     check(scratch.counters.elements() >= texts * blocks &&
               scratch.o.size(0) >= texts * tokens * heads * plan.splits && scratch.o.size(1) == dim,
@@ -74,7 +75,7 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
           " sets of heads; expected at most 65535 of each");
     for (const Tensor* x : {&o, &in.q, &in.k, &in.v, &cache.k, &cache.v}) check_vectors(*x);
     const auto launch_kernel = [&]<class T>(TypeTag<T>) {
-        DecodeParameters<T> p{
+        const DecodeParameters<T> p{
             .q = new_heads<const T>(in.q),
             .k = new_heads<const T>(in.k),
             .v = new_heads<const T>(in.v),
@@ -101,28 +102,19 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
             .part_sums = scratch.sums.data<float>()};
         const dim3 grid(static_cast<unsigned>(plan.splits), static_cast<unsigned>(blocks),
                         static_cast<unsigned>(texts));
-        const auto launch_thread = [&]<class Thread>() {
-            const auto kernel = decode_kernel<Thread>;
-            if (gradtile::cuda::has_clusters(reinterpret_cast<const void*>(kernel)))
-                p.cluster_log2 =
-                    std::countr_zero(static_cast<unsigned>(std::min(plan.splits, DecodePlan::max_cluster)));
-            gradtile::cuda::launch_clusters(ctx, kernel, grid, 1u << p.cluster_log2,
-                                            {.threads = Thread::Block::threads,
-                                             .shared_bytes = sizeof(typename Thread::Shared),
-                                             .starts_early = true},
-                                            p);
-        };
-        if constexpr (sizeof(T) == 2)
-            if (plan.uses_tiles)
+        if constexpr (sizeof(T) == 2) {
+            if (plan.kernel == DecodeKernel::warpgroups) return launch_hopper_decode(ctx, plan, grid, p);
+            if (plan.kernel == DecodeKernel::tiles)
                 return visit_tiles(plan, dim, [&]<int columns, int row_tiles>() {
-                    launch_thread.template operator()<TilesThread<T, TilesBlock<T, columns, row_tiles>>>();
+                    launch_decode<TilesThread<T, TilesBlock<T, columns, row_tiles>>>(ctx, grid, p);
                 });
+        }
         visit_lanes<T>(dim, [&]<int lanes, int vectors>() {
             constexpr bool has_tiles =
                 sizeof(T) == 2 && lanes * vectors * 16 <= 2 * DecodePlan::max_dim_in_tiles;
             visit_queries<has_tiles>(plan, tokens > 1, [&]<int queries, bool several_tokens>() {
-                launch_thread.template
-                operator()<LanesThread<T, LanesBlock<T, lanes, vectors, queries, several_tokens>>>();
+                launch_decode<LanesThread<T, LanesBlock<T, lanes, vectors, queries, several_tokens>>>(
+                    ctx, grid, p);
             });
         });
     };

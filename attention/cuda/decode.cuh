@@ -7,6 +7,7 @@
 /// kernel may still be writing. A text's splits are thread blocks in clusters; each cluster merges its
 /// results in shared memory.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numbers>
@@ -350,7 +351,7 @@ class DecodeWork {
 template <class Thread>
 __global__ void __launch_bounds__(Thread::Block::threads, Thread::Block::blocks_per_sm)
     decode_kernel(const __grid_constant__ typename Thread::Parameters p) {
-    extern __shared__ __align__(128) unsigned char memory[];
+    extern __shared__ __align__(1024) unsigned char memory[];
     kernels::allow_successor();
     Thread thread(p, *reinterpret_cast<typename Thread::Shared*>(memory));
     thread.read_ahead();
@@ -363,6 +364,20 @@ __global__ void __launch_bounds__(Thread::Block::threads, Thread::Block::blocks_
     thread.reduce_warps();
     thread.merge_cluster();
     thread.merge_clusters();
+}
+
+/// Launches a kernel on a grid as above, in clusters if the GPU has them.
+template <class Thread>
+void launch_decode(const Context& ctx, dim3 grid, typename Thread::Parameters p) {
+    const auto kernel = decode_kernel<Thread>;
+    p.cluster_log2 = 0;
+    if (gradtile::cuda::has_clusters(reinterpret_cast<const void*>(kernel)))
+        p.cluster_log2 = std::countr_zero(std::min(grid.x, static_cast<unsigned>(DecodePlan::max_cluster)));
+    gradtile::cuda::launch_clusters(ctx, kernel, grid, 1u << p.cluster_log2,
+                                    {.threads = Thread::Block::threads,
+                                     .shared_bytes = sizeof(typename Thread::Shared),
+                                     .starts_early = true},
+                                    p);
 }
 
 }  // namespace gradtile::attention::cuda::decoding

@@ -1,0 +1,127 @@
+#pragma once
+/// The kernel of decode.h for many queries per K/V head, on Hopper. Warpgroups take 64 queries each and
+/// multiply by wgmma, which reads K and V from shared memory once for 64 queries. All else is as in
+/// decode_tiles.cuh.
+#include <gradtile/attention/cuda/sm90/hopper.h>
+#include <gradtile/attention/cuda/common/panel_tile.cuh>
+#include <gradtile/attention/cuda/decode_tiles.cuh>
+
+namespace gradtile::attention::cuda {
+namespace decoding {
+
+/// A PanelTile as threads copy it.
+template <int rows, int columns>
+struct CopiedPanels : device::PanelTile<rows, columns> {
+    using Panels = device::PanelTile<rows, columns>;
+    static constexpr int row_chunks = columns / 8, panel_chunks = Panels::panel_columns / 8;
+    __device__ static constexpr std::uint32_t offset(int row, int chunk) {
+        return chunk / panel_chunks * Panels::panel_bytes + Panels::offset(row, chunk % panel_chunks);
+    }
+};
+
+/// A thread block's layout: warpgroups of 64 queries, and tiles of K and V in a ring of `stages` stages, as
+/// many as fit in Hopper's shared memory.
+template <int max_dim_, int warpgroups>
+struct WarpgroupsBlock {
+    static constexpr int max_dim = max_dim_, queries = 64 * warpgroups, threads = 128 * warpgroups,
+                         warps = 4 * warpgroups;
+    static constexpr bool several_tokens = true;
+    static constexpr int keys = 64, pass_keys = keys, first_key_step = keys;
+    static constexpr int stages = max_dim <= 64 ? 8 : warpgroups == 1 ? 5 : 4;
+    static constexpr int m_tiles = 1, parts = 1,
+                         warp_keys = keys;  // every warp takes 16 queries and all keys
+    static constexpr int blocks_per_sm = 1;
+    using KvTile = CopiedPanels<keys, max_dim>;
+    static constexpr int tile_alignment = 1024;
+};
+
+/// decode_kernel() calls the public functions in their order.
+template <class T, class Block_>
+class WarpgroupsThread : public TilesWork<T, Block_, RingShared<Block_>> {
+    using Base = TilesWork<T, Block_, RingShared<Block_>>;
+    using Base::max_dim, Base::stages;
+    using Base::p_, Base::lane_, Base::text_, Base::keys_, Base::o_, Base::softmax_;
+    using typename Base::KvTile;
+    static_assert(sizeof(RingShared<Block_>) <= 227 * 1024);
+
+  public:
+    using Block = Block_;
+    using Base::Base;
+
+    __device__ __forceinline__ void load_queries() {
+        this->store_first_new();
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int h = this->row_of(i);
+            const T* const q = p_.q.at(text_, this->token_of(h), this->head_of(h));
+#pragma unroll
+            for (int k = 0; k < max_dim / 16; ++k)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int column = k * 16 + half * 8 + lane_ % 4 * 2;
+                    q_[k][half * 2 + i] =
+                        column < p_.head_dim ? *reinterpret_cast<const std::uint32_t*>(q + column) : 0;
+                }
+        }
+        this->append();
+        device::clear(o_);
+    }
+
+    /// Adds all keys in the split. The next tiles are copied while a tile is computed.
+    __device__ __forceinline__ void attend() {
+        for (int tile = 0; this->first_key_of(tile) < keys_.end; ++tile) {
+            kernels::wait_for_copies<stages - 2>();
+            kernels::publish_shared_writes();
+            // The tile is in shared memory, and no warp reads the stage that is loaded next.
+            __syncthreads();
+            this->load_cached(tile + stages - 1);
+            this->store_new(tile + stages - 1);
+            const std::uint32_t k = kernels::shared_address(this->stage_of(tile));
+            kernels::FragmentC s[1][Block::keys / 8];
+            multiply_keys(s, k);
+            this->apply_rule(s, this->first_key_of(tile));
+            softmax_.update(s, o_);
+            add_values(s, k + KvTile::bytes);
+        }
+    }
+
+  private:
+    using Scores = kernels::FragmentC[1][Block::keys / 8];
+
+    __device__ __forceinline__ void multiply_keys(Scores& s, std::uint32_t k_tile) const {
+        kernels::begin_products();
+#pragma unroll
+        for (int k = 0; k < max_dim / 16; ++k)
+            kernels::Product<T, Block::keys>::template start<kernels::Order::reduction>(
+                s[0], q_[k], KvTile::by_columns(k_tile, k * 16), k > 0);
+        kernels::commit_products();
+        kernels::await_products<0>(s[0]);
+    }
+    __device__ __forceinline__ void add_values(const Scores& p, std::uint32_t v_tile) {
+        kernels::FragmentA probabilities[Block::keys / 16][1];
+        device::as_operand_a<T>(probabilities, p);
+        kernels::begin_products();
+        device::start_a_b<T, KvTile>(o_[0], probabilities, v_tile);
+        kernels::commit_products();
+        kernels::await_products<0>(o_[0]);
+    }
+
+    kernels::FragmentA q_[max_dim / 16];  // the left operand of S
+};
+
+}  // namespace decoding
+
+template <class T>
+void launch_hopper_decode(const Context& ctx, const DecodePlan& plan, dim3 grid,
+                          const decoding::DecodeParameters<T>& parameters) {
+    using namespace decoding;
+    visit_head_dim(HeadDims<64, 128>{}, parameters.head_dim, [&]<int dim>(HeadDim<dim>) {
+        if (plan.queries_together == 64) {
+            launch_decode<WarpgroupsThread<T, WarpgroupsBlock<dim, 1>>>(ctx, grid, parameters);
+        } else {
+            launch_decode<WarpgroupsThread<T, WarpgroupsBlock<dim, 2>>>(ctx, grid, parameters);
+        }
+    });
+}
+
+}  // namespace gradtile::attention::cuda
