@@ -53,8 +53,8 @@ struct DecodePlan {
     static constexpr std::int64_t max_queries_in_tiles(std::int64_t head_dim) {
         return head_dim <= 64 ? 64 : 32;
     }
-    /// In warpgroups 64 or 128 queries, if there are more than in one tile.
-    static constexpr std::int64_t min_queries_in_warpgroups = 33, max_queries_in_warpgroups = 128,
+    /// In warpgroups 64 queries, if there are more than in one tile.
+    static constexpr std::int64_t min_queries_in_warpgroups = 33, max_queries_in_warpgroups = 64,
                                   min_dim_in_warpgroups = 33;
     static constexpr int max_cluster = 8;  ///< splits that merge in shared memory; every Hopper GPU has 8
     /// A split with fewer keys would spend more time on starting than on its keys.
@@ -62,7 +62,7 @@ struct DecodePlan {
     /// Merging results from several clusters takes as long as reading this many keys.
     static constexpr int min_keys_beyond_a_cluster = 512;
     DecodeKernel kernel = DecodeKernel::lanes;
-    int queries_together = 1;  ///< in lanes 1, 2, 4 or 8; in tiles 16, 32 or 64; in warpgroups 64 or 128
+    int queries_together = 1;  ///< in lanes 1, 2, 4 or 8; in tiles 16, 32 or 64; in warpgroups 64
     int query_sets = 1;        ///< thread blocks that share a K/V head and a split
     int splits = 1;            ///< 1, 2, 4 or a multiple of 8
 
@@ -114,7 +114,7 @@ struct DecodePlan {
     /// most multiprocessors idle at its end.
     std::int64_t enough_blocks(const DecodeProblem& problem) const {
         const std::int64_t row_bytes = problem.head_dim * static_cast<std::int64_t>(size_of(problem.dtype));
-        if (kernel == DecodeKernel::warpgroups) return 128;
+        if (kernel == DecodeKernel::warpgroups) return 256;
         if (row_bytes <= 128) return 256;
         if (kernel == DecodeKernel::lanes) return 264;
         return query_sets == 1 ? 128 : 256;

@@ -19,18 +19,18 @@ struct CopiedPanels : device::PanelTile<rows, columns> {
     }
 };
 
-/// A thread block's layout: warpgroups of 64 queries, and tiles of K and V in a ring of `stages` stages, as
-/// many as fit in Hopper's shared memory.
+/// A thread block's layout: warpgroups of 64 queries, and tiles of K and V in a ring of `stages` stages. Two
+/// blocks share a multiprocessor, so that one computes while the other waits.
 template <int max_dim_, int warpgroups>
 struct WarpgroupsBlock {
     static constexpr int max_dim = max_dim_, queries = 64 * warpgroups, threads = 128 * warpgroups,
                          warps = 4 * warpgroups;
     static constexpr bool several_tokens = true;
     static constexpr int keys = 64, pass_keys = keys, first_key_step = keys;
-    static constexpr int stages = max_dim <= 64 ? 8 : warpgroups == 1 ? 5 : 4;
+    static constexpr int stages = max_dim <= 64 ? 4 : 2;
     static constexpr int m_tiles = 1, parts = 1,
                          warp_keys = keys;  // every warp takes 16 queries and all keys
-    static constexpr int blocks_per_sm = 1;
+    static constexpr int blocks_per_sm = 2;
     using KvTile = CopiedPanels<keys, max_dim>;
     static constexpr int tile_alignment = 1024;
 };
@@ -116,11 +116,7 @@ void launch_hopper_decode(const Context& ctx, const DecodePlan& plan, dim3 grid,
                           const decoding::DecodeParameters<T>& parameters) {
     using namespace decoding;
     visit_head_dim(HeadDims<64, 128>{}, parameters.head_dim, [&]<int dim>(HeadDim<dim>) {
-        if (plan.queries_together == 64) {
-            launch_decode<WarpgroupsThread<T, WarpgroupsBlock<dim, 1>>>(ctx, grid, parameters);
-        } else {
-            launch_decode<WarpgroupsThread<T, WarpgroupsBlock<dim, 2>>>(ctx, grid, parameters);
-        }
+        launch_decode<WarpgroupsThread<T, WarpgroupsBlock<dim, 1>>>(ctx, grid, parameters);
     });
 }
 
