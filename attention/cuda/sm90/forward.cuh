@@ -50,7 +50,77 @@ class ForwardConsumer {
           warpgroup_(warpgroup),
           warp_row_(warp_index() % 4 * 16) {}
 
+    struct Blocks {
+        KeyBlocks all, own;
+        bool is_direct() const { return false; }
+    };
+    __device__ __forceinline__ Blocks blocks_of(const Task& task) const {
+        const int row = task.row + warpgroup_ * 64;
+        decltype(auto) seen = task.mask(p_);
+        const int first_row = tiles.cluster > 1 ? task.row / (tiles.cluster * tiles.rows()) * (tiles.cluster * tiles.rows()) : task.row;
+        const auto blocks = KeyBlocks::seen_by<tiles.keys>(seen, first_row, tiles.cluster * tiles.rows());
+        KeyBlocks own = KeyBlocks::seen_by<tiles.keys>(seen, row, 64);
+        if (own.begin >= own.end) own = {blocks.end, blocks.end};
+        return {blocks, own};
+    }
+    __device__ __forceinline__ void consume_fused() {
+        if (warpgroup_ == tiles.consumers - 1) pass_order();
+        q_.wait_full();
+        Task task = Task::load(tasks_[q_.stage()]);
+        if (task.row < 0) return;
+        Scores s;
+        Output o;
+        Probabilities probabilities;
+        LazyOnlineSoftmax<1> softmax(p_.scale_log2);
+        load_q();
+        k_.wait_full();
+        wait_for_order();
+        start_scores(s);
+        pass_order();
+        for (;;) {
+            const int row = task.row + warpgroup_ * 64;
+            decltype(auto) seen = task.mask(p_);
+            const KeyBlocks blocks = blocks_of(task).all;
+            await_products<0>(s[0]);
+            release_kv(k_);
+            clear(o);
+            softmax = LazyOnlineSoftmax<1>(p_.scale_log2);
+            mask(s, seen, row, blocks.end - 1);
+            softmax.raise_reference(s);
+            softmax.exponentiate(s);
+            as_operand_a<T>(probabilities, s);
+            for (int block = blocks.end - 2; block >= blocks.begin; --block) {
+                k_.wait_full();
+                start_scores_and_output(s, o, probabilities);
+                await_products<1>(s[0]);
+                release_kv(k_);
+                mask(s, seen, row, block);
+                finish_output(s, o, probabilities, softmax);
+            }
+            if constexpr (!tiles.q_in_registers) release(q_);
+            q_.wait_full();
+            const Task next = Task::load(tasks_[q_.stage()]);
+            v_.wait_full();
+            if (next.row < 0) break;
+            load_q();
+            k_.wait_full();
+            wait_for_order();
+            start_output(o, probabilities);
+            start_scores(s);
+            pass_order();
+            await_products<1>(o[0]);
+            release_kv(v_);
+            finish(o, softmax, task, row);
+            task = next;
+        }
+        start_output(o, probabilities);
+        await_products<0>(o[0]);
+        release_kv(v_);
+        finish(o, softmax, task, task.row + warpgroup_ * 64);
+        if (is_first_of_warpgroup()) wait_until_stores_have_read();
+    }
     __device__ __forceinline__ void consume() {
+        if constexpr (tiles.fused) return consume_fused();
         if (warpgroup_ == tiles.consumers - 1) pass_order();  // warpgroup 0 has the first turn
         for (;;) {
             q_.wait_full();
@@ -69,9 +139,11 @@ class ForwardConsumer {
     __device__ __forceinline__ void attend(const Task& task) {
         const int row = task.row + warpgroup_ * 64;
         decltype(auto) seen = task.mask(p_);
-        const auto blocks = KeyBlocks::seen_by<tiles.keys>(seen, task.row, tiles.rows());
+        const int first_row = tiles.cluster > 1 ? task.row / (tiles.cluster * tiles.rows()) * (tiles.cluster * tiles.rows()) : task.row;
+        const auto blocks = KeyBlocks::seen_by<tiles.keys>(seen, first_row, tiles.cluster * tiles.rows());
         KeyBlocks own = KeyBlocks::seen_by<tiles.keys>(seen, row, 64);
         if (own.begin >= own.end) own = {blocks.end, blocks.end};
+        load_q();
         Output o;
         clear(o);
         LazyOnlineSoftmax<1> softmax(p_.scale_log2);
@@ -86,7 +158,7 @@ class ForwardConsumer {
             pass_order();
             draw(kept, task, row, own.end - 1);
             await_products<0>(s[0]);
-            release(k_);
+            release_kv(k_);
             add_terms(s, seen, task, row, own.end - 1);
             mask(s, seen, row, own.end - 1);
             softmax.raise_reference(s);
@@ -98,15 +170,15 @@ class ForwardConsumer {
                 start_scores_and_output(s, o, probabilities);
                 draw(kept, task, row, block);
                 await_products<1>(s[0]);
-                release(k_);
+                release_kv(k_);
                 add_terms(s, seen, task, row, block);
                 mask(s, seen, row, block);
                 finish_output(s, o, probabilities, softmax);
                 drop(probabilities, kept);
             }
-            if constexpr (tiles.has_o()) release(q_);
+            if constexpr (tiles.has_o() && !tiles.q_in_registers) release(q_);
             add_last_values(o, probabilities);
-        } else if constexpr (tiles.has_o()) {
+        } else if constexpr (tiles.has_o() && !tiles.q_in_registers) {
             release(q_);
         }
         skip(own.begin - blocks.begin);
@@ -138,7 +210,7 @@ class ForwardConsumer {
             pass_order();
             load_seen_pairs(pairs, task, row, block);
             await_products<0>(s[0]);
-            release(k_);
+            release_kv(k_);
             mask_seen_block(s, pairs, row, block);
             if (softmax.raise_reference(s)) softmax.rescale(o);
             softmax.exponentiate(s);
@@ -151,7 +223,7 @@ class ForwardConsumer {
                 start_scores_and_output(s, o, probabilities);
                 load_seen_pairs(pairs, task, row, block);
                 await_products<1>(s[0]);
-                release(k_);
+                release_kv(k_);
                 mask_seen_block(s, pairs, row, block);
                 finish_output(s, o, probabilities, softmax);
             }
@@ -184,8 +256,38 @@ class ForwardConsumer {
         store(o, lse, task, row);
     }
 
+    template <int n>
+    __device__ __forceinline__ void release_kv(RingPosition<n>& ring) const {
+        if constexpr (tiles.cluster > 1) {
+            __syncwarp();
+            if (lane_index() < tiles.cluster)
+                gradtile::cuda::device::arrive_in(lane_index(), ring.empty());
+            ring.advance();
+        } else {
+            release(ring);
+        }
+    }
+    using QOperand = FragmentA[Policy::qk_dim / 16][1];
+    QOperand q_operand_;
+    __device__ __forceinline__ void load_q() {
+        if constexpr (tiles.q_in_registers) {
+            const auto rows = LanePointer<QTile>::stacked(
+                base_ + Shared::q + q_.stage() * QTile::bytes + (warpgroup_ * 64 + warp_row_) * QTile::row_bytes);
+#pragma unroll
+            for (int i = 0; i < Policy::qk_dim / 16; ++i) gradtile::cuda::device::load_matrices<false>(q_operand_[i][0], rows.at(0, i * 16));
+            release(q_);
+        }
+    }
     __device__ __forceinline__ void start_scores(Scores& s) {
         begin_products();
+        if constexpr (tiles.q_in_registers) {
+#pragma unroll
+            for (int k = 0; k < Policy::qk_dim / 16; ++k)
+                Product<T, tiles.keys>::template start<Order::reduction>(
+                    s[0], q_operand_[k][0], KTile::by_columns(base_ + Shared::k + k_.stage() * KTile::bytes, k * 16), k > 0);
+            commit_products();
+            return;
+        }
         start_a_bt<T, QTile, KTile>(
             s[0], base_ + Shared::q + q_.stage() * QTile::bytes + warpgroup_ * 64 * QTile::row_bytes,
             base_ + Shared::k + k_.stage() * KTile::bytes);
@@ -206,7 +308,7 @@ class ForwardConsumer {
         const bool rescales = softmax.raise_reference(s);
         softmax.exponentiate(s);
         await_products<0>(o[0]);
-        release(v_);
+        release_kv(v_);
         if (rescales) softmax.rescale(o);
         as_operand_a<T>(probabilities, s);
     }
@@ -214,7 +316,7 @@ class ForwardConsumer {
         v_.wait_full();
         start_output(o, probabilities);
         await_products<0>(o[0]);
-        release(v_);
+        release_kv(v_);
     }
     // Warpgroups start a key block's products in turns, so that one warpgroup's exponentials are computed
     // during another's products.
@@ -262,9 +364,9 @@ class ForwardConsumer {
             wait_for_order();
             pass_order();
             k_.wait_full();
-            release(k_);
+            release_kv(k_);
             v_.wait_full();
-            release(v_);
+            release_kv(v_);
         }
     }
 
@@ -310,7 +412,8 @@ class ForwardConsumer {
     const volatile Task* tasks_;
     const Philox::Key& dropout_key_;
     RingPosition<tiles.q_stages> q_;
-    RingPosition<tiles.stages> k_, v_;
+    RingPosition<tiles.stages + tiles.extra_k> k_;
+    RingPosition<tiles.stages> v_;
     int warpgroup_;
     int warp_row_;  ///< the warp's first row in its warpgroup
 };
@@ -325,11 +428,15 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
     if (threadIdx.x == 0) {
         constexpr int consumer_warps = 4 * tiles.consumers;
         initialize(rings.q, consumer_warps);
-        initialize(rings.k, consumer_warps);
-        initialize(rings.v, consumer_warps);
+        initialize(rings.k, consumer_warps * tiles.cluster);
+        initialize(rings.v, consumer_warps * tiles.cluster);
         publish_barriers();
     }
-    __syncthreads();
+    if constexpr (tiles.cluster > 1) {
+        gradtile::cuda::device::wait_for_cluster();
+    } else {
+        __syncthreads();
+    }
     gradtile::cuda::device::await_predecessor();
     if constexpr (may_drop(Policy::rule)) {
         if (threadIdx.x == 0) rings.dropout_key = p.scores.dropout.key();
@@ -348,6 +455,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
         take_registers_up_to<tiles.consumer_registers()>();
         ForwardConsumer<T, Policy>(p, base, rings, warpgroup).consume();
     }
+    if constexpr (tiles.cluster > 1) gradtile::cuda::device::wait_for_cluster();
 }
 
 }  // namespace device

@@ -4,6 +4,7 @@
 #include <gradtile/attention/cuda/sm90/tiles.h>
 #include <gradtile/attention/cuda/common/panel_tile.cuh>
 #include <gradtile/attention/cuda/sm90/seen_blocks.cuh>
+#include <gradtile/core/cuda/device/cluster_copy.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 
 namespace gradtile::attention::cuda::device {
@@ -69,12 +70,13 @@ struct HopperForwardShared {
     using KTile = PanelTile<tiles.keys, Policy::qk_dim>;
     using VTile = PanelTile<tiles.keys, Policy::v_dim>;
     using OTile = PanelTile<tiles.rows(), Policy::v_dim>;
-    static constexpr int q = 0, k = q + tiles.q_stages * QTile::bytes, v = k + tiles.stages * KTile::bytes,
+    static constexpr int q = 0, k = q + tiles.q_stages * QTile::bytes, v = k + (tiles.stages + tiles.extra_k) * KTile::bytes,
                          v_end = v + tiles.stages * VTile::bytes, o = tiles.has_o() ? v_end : q,
                          rings = tiles.has_o() ? o + OTile::bytes : v_end;
     struct Rings {
         Ring<tiles.q_stages> q;
-        Ring<tiles.stages> k, v;
+        Ring<tiles.stages + tiles.extra_k> k;
+        Ring<tiles.stages> v;
         Task tasks[tiles.q_stages];  ///< one per Q stage
         Philox::Key dropout_key;     ///< only if may_drop(Policy::rule)
         [[no_unique_address]] SeenBlocksShared<Policy> seen;
@@ -101,6 +103,16 @@ struct KeyBlocks {
 template <class Policy, class F>
 __device__ __forceinline__ void for_each_row_task(const HopperForwardParameters& p, F&& f) {
     constexpr HopperForwardTiles tiles = Policy::tiles;
+    if constexpr (tiles.cluster > 1) {
+        const int rank = gradtile::cuda::device::rank_in_cluster();
+        for (int index = static_cast<int>(blockIdx.x) / tiles.cluster; index < p.tasks;
+             index += static_cast<int>(gridDim.x) / tiles.cluster) {
+            const TaskOrder::Task task = p.order(index);
+            const int batch = task.batch_head / p.sizes.heads, head = task.batch_head - batch * p.sizes.heads;
+            f(RowTask{batch, head, (task.part * tiles.cluster + rank) * tiles.rows()});
+        }
+        return;
+    }
     for (int index = static_cast<int>(blockIdx.x); index < p.tasks; index += static_cast<int>(gridDim.x)) {
         const TaskOrder::Task task = p.order(index);
         const int batch = task.batch_head / p.sizes.heads, head = task.batch_head - batch * p.sizes.heads;
@@ -136,10 +148,12 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
     using Shared = HopperForwardShared<Policy>;
     constexpr HopperForwardTiles tiles = Policy::tiles;
     RingPosition q(rings.q);
-    RingPosition k(rings.k), v(rings.v);
+    RingPosition k(rings.k);
+    RingPosition v(rings.v);
     const auto load_rows = [&](const typename Shared::Task& task) {
-        const int key_head = task.head / p.sizes.group;
-        const auto blocks = KeyBlocks::seen_by<tiles.keys>(task.mask(p), task.row, tiles.rows());
+        const int key_head = p.diag & 1 ? static_cast<int>(blockIdx.x) % 2 : task.head / p.sizes.group;
+        const int first_row = Policy::tiles.cluster > 1 ? task.row / (Policy::tiles.cluster * tiles.rows()) * (Policy::tiles.cluster * tiles.rows()) : task.row;
+        const auto blocks = KeyBlocks::seen_by<tiles.keys>(task.mask(p), first_row, Policy::tiles.cluster * tiles.rows());
         q.wait_empty();
         rings.tasks[q.stage()] = task;
         q.full().arrive_and_expect(Shared::QTile::bytes);
@@ -147,7 +161,28 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
                             task.row_box(p, 0, task.row), q.full());
         q.advance();
         for (int block = blocks.end - 1; block >= blocks.begin; --block) {
-            const BoxPosition box = task.key_box(p, key_head, block * tiles.keys);
+            BoxPosition box = task.key_box(p, key_head, block * tiles.keys);
+            if (p.diag & 1) box.batch = 0;
+            if constexpr (Policy::tiles.cluster > 1) {
+                const int rank = gradtile::cuda::device::rank_in_cluster();
+                constexpr int part = Policy::tiles.keys / Policy::tiles.cluster;
+                const auto load = [&]<class Tile>(Tile, auto& ring, int offset, const auto& map) {
+                    ring.wait_empty();
+                    ring.full().arrive_and_expect(Tile::bytes);
+#pragma unroll
+                    for (int i = 0; i < Tile::panels; ++i)
+                        gradtile::cuda::device::load_box_to(
+                            (1 << Policy::tiles.cluster) - 1,
+                            base + offset + ring.stage() * Tile::bytes + i * Tile::panel_bytes +
+                                rank * part * Tile::row_bytes,
+                            map, {box.column + i * Tile::panel_columns, box.row + rank * part, box.head, box.batch},
+                            ring.full());
+                    ring.advance();
+                };
+                load(typename Shared::KTile{}, k, Shared::k, p.k);
+                load(typename Shared::VTile{}, v, Shared::v, p.v);
+                continue;
+            }
             k.wait_empty();
             k.full().arrive_and_expect(Shared::KTile::bytes);
             Shared::KTile::load(base + Shared::k + k.stage() * Shared::KTile::bytes, p.k, box, k.full());
@@ -176,7 +211,8 @@ __device__ __forceinline__ void produce_seen_blocks(const HopperForwardParameter
     constexpr HopperForwardTiles tiles = Policy::tiles;
     const bool starts_copies = lane_index() == 0;
     RingPosition q(rings.q);
-    RingPosition k(rings.k), v(rings.v);
+    RingPosition k(rings.k);
+    RingPosition v(rings.v);
     for_each_row_task<Policy>(p, [&](const RowTask& task) {
         const int key_head = task.head / p.sizes.group,
                   end_row = min(task.row + tiles.rows(), p.mask.queries);

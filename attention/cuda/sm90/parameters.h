@@ -56,6 +56,7 @@ struct HopperForwardParameters {
     ScoreOptions scores;
     DeviceRowRanges row_ranges;
     int* non_finite;  ///< set if O is not finite; null without row ranges
+    int diag = 0;
 };
 
 /// Enqueues the forward pass; fills in the maps, the tasks and their order. `tiles` are a plan's.

@@ -27,6 +27,10 @@ struct HopperForwardTiles {
     int stages;    ///< K/V blocks that are in shared memory at the same time
     int q_stages;  ///< Q row blocks in shared memory; 1: O shares Q's memory
     bool ordered;  ///< whether warpgroups start their products in turns
+    int cluster = 1;
+    bool q_in_registers = false;
+    bool fused = false;
+    int extra_k = 0;
 
     constexpr int rows() const { return 64 * consumers; }
     constexpr int threads() const { return 128 * (consumers + 1); }
@@ -34,9 +38,9 @@ struct HopperForwardTiles {
     // thread, rounded down to a multiple of 8.
     constexpr int producer_registers() const { return consumers == 3 ? 32 : 24; }
     constexpr int consumer_registers() const { return consumers == 2 ? 240 : consumers == 3 ? 160 : 112; }
-    constexpr bool has_o() const { return q_stages > 1; }
+    constexpr bool has_o() const { return q_stages > 1 || q_in_registers; }
     constexpr int shared_bytes(int qk_dim, int v_dim) const {
-        const int kv = stages * keys * (qk_dim + v_dim), q = q_stages * rows() * qk_dim, o = rows() * v_dim;
+        const int kv = stages * keys * (qk_dim + v_dim) + extra_k * keys * qk_dim, q = q_stages * rows() * qk_dim, o = rows() * v_dim;
         return 2 * (kv + q + (has_o() ? o : 0)) + ring_bytes;
     }
     static constexpr int ring_bytes = 512;  ///< upper bound on the size of the barriers
