@@ -9,16 +9,16 @@ namespace gradtile::attention::cuda::decoding {
 /// A thread block's layout. It computes up to `queries` query vectors, each one head of one new token, that
 /// share a K/V head. `lanes` lanes read a key together; each lane reads `vectors` 16-byte vectors. Without
 /// `several_tokens`, every text has one new token, and all queries see the same keys.
-template <class T, int lanes_, int vectors_, int queries_, bool several_tokens_>
+template <class T, int lanes_, int vectors_, int queries_, bool several_tokens_, int threads_ = 0, int unroll_ = 0, int per_sm = 1>
 struct LanesBlock {
     static constexpr int lanes = lanes_, vectors = vectors_, queries = queries_;
     static constexpr bool several_tokens = several_tokens_;
     // With more queries there are fewer threads, because each warp's results take more shared memory.
-    static constexpr int threads = queries > 4 ? 128 : 256, warps = threads / 32, parts = warps,
-                         blocks_per_sm = 1;
+    static constexpr int threads = threads_ > 0 ? threads_ : queries > 4 ? 128 : 256, warps = threads / 32, parts = warps,
+                         blocks_per_sm = per_sm;
     /// The keys that each thread reads at once. A 16-byte K vector and a 16-byte V vector together take 8
     /// registers.
-    static constexpr int unroll = std::max(1, (queries > 4 ? 1 : queries > 2 ? 2 : 4) / vectors);
+    static constexpr int unroll = unroll_ > 0 ? unroll_ : std::max(1, (queries > 4 ? 1 : queries > 2 ? 2 : 4) / vectors);
     static constexpr int warp_keys = 32 / lanes, keys = warps * warp_keys;  // keys read at once
     static constexpr int pass_keys = keys * unroll, first_key_step = 1;
     static constexpr int elements = 16 / static_cast<int>(sizeof(T)),  // in a vector

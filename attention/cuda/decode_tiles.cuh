@@ -13,12 +13,12 @@ namespace gradtile::attention::cuda::decoding {
 /// A thread block's layout: up to 16 row_tiles queries, and tiles of K and V in a ring of `stages` stages.
 /// All shared memory is at most 99 KB, which every GPU has, or 112 KB where two blocks of this size share a
 /// multiprocessor.
-template <class T, int max_dim_, int row_tiles>
+template <class T, int max_dim_, int row_tiles, int stages_ = 0>
 struct TilesBlock {
     static constexpr int max_dim = max_dim_, queries = 16 * row_tiles, threads = 128, warps = 4;
     static constexpr bool several_tokens = true;
     static constexpr int keys = 64, pass_keys = keys, first_key_step = keys;
-    static constexpr int stages = max_dim <= 32                                       ? 8
+    static constexpr int stages = stages_ > 0 ? stages_ : max_dim <= 32                                       ? 8
                                   : max_dim <= 64                                     ? 4
                                   : row_tiles == 1 && min_shared_memory >= 227 * 1024 ? 3
                                                                                       : 2;
