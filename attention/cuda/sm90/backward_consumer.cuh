@@ -82,6 +82,9 @@ class BackwardConsumer {
     __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, Scores& s, const Task& task,
                                              RowPosition position, RowPosition next);
     template <bool has_next>
+    __device__ __forceinline__ void add_rows_exp(Gradient& d_k, Gradient& d_v, Scores& s, Scores& d_p, const Task& task,
+                                                 RowPosition position, bool has_previous);
+    template <bool has_next>
     __device__ __forceinline__ void add_rows_with_16_bit_p(Gradient& d_k, Gradient& d_v, Scores& s,
                                                            const Task& task, RowPosition position);
 

@@ -22,8 +22,14 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_rows(Grad
     RowPosition position{task.head * p_.params.sizes.group, task.begin_row};
     draw(task, position);
     await_products<0>(s[0]);
+    Scores d_p;
+    bool has_previous = false;
+    if constexpr (tiles.order >= 3) start_d_p(d_p, stage_, round_);
     const auto add = [&]<bool has_next>(RowPosition next) {
-        if constexpr (tiles.keeps_p_in_16_bits) {
+        if constexpr (tiles.order > 0) {
+            add_rows_exp<has_next>(d_k, d_v, s, d_p, task, position, has_previous);
+            has_previous = true;
+        } else if constexpr (tiles.keeps_p_in_16_bits) {
             add_rows_with_16_bit_p<has_next>(d_k, d_v, s, task, position);
         } else {
             add_rows<has_next>(d_k, d_v, s, task, position, next);
@@ -59,6 +65,54 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_seen_rows
             seen = SeenRows::load(rings_.seen.rows[stage_]);
         }
         add.template operator()</*has_next=*/false>(seen);
+    }
+}
+
+template <class T, class Policy>
+template <bool has_next>
+__device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows_exp(Gradient& d_k, Gradient& d_v, Scores& p, Scores& d_p,
+                                                                          const Task& task, RowPosition position, bool has_previous) {
+    constexpr bool defers = tiles.order >= 3, from_registers = tiles.order == 2 || tiles.order == 3;
+    const std::uint32_t q = q_tile(stage_), d_o = d_o_tile(stage_), d_s = d_s_tile(stage_);
+    if constexpr (!defers) start_d_p(d_p, stage_, round_);
+    LeftOperand left;
+    make_probabilities<Policy>(p, lse_of_rows(stage_), p_.params, task.mask(p_), position, warp_key(task));
+    if constexpr (defers) {
+        await_products<0>(d_k[0], d_p[0]);
+        if (has_previous) release_stage(Shared::q_ring, stage_ ^ 1);
+    }
+    as_operand_a<T>(left, p);
+    start_with_left(d_v, left, d_o);
+    if constexpr (!defers) await_products<1>(d_p[0]);
+    make_d_s(d_p, p);
+    LeftOperand d_s_16;
+    if constexpr (!from_registers) stage_d_s(d_s, d_p);
+    await_products<0>(d_v[0]);
+    release_stage(Shared::d_o_ring, stage_);
+    if constexpr (has_next) start_scores(p, stage_ ^ 1, round_ ^ stage_);
+    if constexpr (from_registers) {
+        as_operand_a<T>(d_s_16, d_p);
+        stage_d_s(d_s, d_s_16);
+    }
+    wait_for_d_s();
+    DqFragments d_q;
+    start_d_q(d_q, d_s);
+    if constexpr (from_registers) {
+        start_with_left(d_k, d_s_16, q);
+    } else {
+        begin_products();
+        start_a_b<T, DsTile, RowTile>(d_k[0], d_s + warpgroup_ * 64 * DsTile::row_bytes, q);
+        commit_products();
+    }
+    await_products<1>(p[0], d_q[0]);
+    stage_d_q(d_q);
+    if constexpr (defers && has_next) {
+        advance_stage();
+        start_d_p(d_p, stage_, round_);
+    } else {
+        await_products<0>(d_k[0]);
+        release_stage(Shared::q_ring, stage_);
+        advance_stage();
     }
 }
 

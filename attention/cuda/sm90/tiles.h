@@ -94,6 +94,7 @@ struct HopperBackwardTiles {
     /// addition order is not fixed and sequences are not packed.
     bool may_sum_in_ring;
     int d_q_stages;  ///< dQ row blocks in shared memory at the same time, 1 or 2
+    int order = 0;
     static constexpr int keys = 128, consumers = 2;
 
     static constexpr int threads() { return 128 * (consumers + 1); }
