@@ -74,10 +74,10 @@ __global__ void reference(Data x, int heads_step, float* worst) {
     part[threadIdx.x] = sum; __syncthreads();
     sum = 0;
     for (int i = 0; i < blockDim.x; ++i) sum += part[i];
-    if (threadIdx.x < D) {
+    for (int column = threadIdx.x; column < D; column += blockDim.x) {
         float t = 0;
-        for (int j = 0; j < keys; ++j) t += sc[j] * f(x.v[base + j * stride + threadIdx.x]);
-        const float e = fabsf(t / sum - f(x.o[base + row * stride + threadIdx.x]));
+        for (int j = 0; j < keys; ++j) t += sc[j] * f(x.v[base + j * stride + column]);
+        const float e = fabsf(t / sum - f(x.o[base + row * stride + column]));
         atomicMax((int*)worst, __float_as_int(isnan(e) ? INFINITY : e));
     }
     if (threadIdx.x == 0) {
@@ -93,12 +93,15 @@ const std::vector<Variant> variants = {
 };
 
 int main(int argc, char** argv) {
-    const int only = argc > 1 ? std::atoi(argv[1]) : -1;
+    const bool profile = argc > 1 && std::strcmp(argv[1], "profile") == 0;
+    const int only = profile ? 0 : argc > 1 ? std::atoi(argv[1]) : -1;
     std::vector<Shape_> shapes;
 #if defined(HEAD_DIM) && HEAD_DIM == 64
-    shapes = {{16, 32, 1024, 64, false}, {16, 32, 1024, 64, true}, {32, 32, 512, 64, true}, {64, 12, 1024, 64, true}, {8, 32, 2048, 64, true}, {1, 32, 16384, 64, false}};
+    shapes = {{16, 32, 1024, 64, false}, {16, 32, 1024, 64, true}, {32, 32, 512, 64, true}, {64, 12, 1024, 64, true}, {8, 32, 2048, 64, true}, {4, 32, 4096, 64, true}, {1, 32, 16384, 64, false}, {1, 32, 16384, 64, true}};
+#elif defined(HEAD_DIM) && HEAD_DIM == 256
+    shapes = {{4, 8, 4096, 256, false}, {1, 8, 16384, 256, true}};
 #else
-    shapes = {{16, 16, 1024, 128, false}, {32, 16, 512, 128, true}, {16, 16, 1024, 128, true}, {8, 16, 2048, 128, true}, {1, 16, 16384, 128, false}};
+    shapes = {{16, 16, 1024, 128, false}, {32, 16, 512, 128, true}, {16, 16, 1024, 128, true}, {8, 16, 2048, 128, true}, {4, 16, 4096, 128, true}, {1, 16, 16384, 128, false}, {1, 16, 16384, 128, true}};
 #endif
     float* worst; CK(cudaMalloc(&worst, 8));
     CK(cudaFuncSetAttribute(reference, cudaFuncAttributeMaxDynamicSharedMemorySize, 16384 * 4));
@@ -125,6 +128,16 @@ int main(int argc, char** argv) {
                 if (first) for (Order o : std::vector<Order>{{true, std::max(1, policy_set / 2), 0}, {true, std::max(1, policy_set / 4), 0}, {false, policy_set, 0}, {false, one_wave, 0}, {true, policy_set, 1}, {false, 1, 1}}) orders.push_back(o);
             }
             for (const Order& o : orders) rows.push_back({&v, o, {}, ""});
+        }
+        if (profile) {
+            for (Row& r : rows) {
+                const bool wanted = (r.v == &variants[0] && (r.o.set == policy_set || r.o.set == 1)) || (r.v->cluster == 2 && r.o.set == 1);
+                if (!wanted) continue;
+                std::printf("profile: %s %s set %d diag %d\n", r.v->name.c_str(), r.o.pairs ? "pairs" : "single", r.o.set, r.o.diag);
+                r.v->run(x, r.o);
+                CK(cudaDeviceSynchronize());
+            }
+            return 0;
         }
         for (Row& r : rows) {
             CK(cudaMemset(x.o, 0xff, n * 2)); CK(cudaMemset(x.lse, 0xff, (long)s.b * s.h * s.s * 4)); CK(cudaMemset(worst, 0, 8));

@@ -7,6 +7,11 @@ V("128x128 2 2", false, {2, 128, 2, 2, true}),
 V("128x128 2 2 fused", false, {2, 128, 2, 2, true, 1, false, true}),
 V("128x128 Q in regs fused", false, {2, 128, 3, 1, true, 1, true, true}),
 V("192x128 cluster", true, {3, 128, 2, 2, true, 2}),
+#elif defined(HEAD_DIM) && HEAD_DIM == 256
+V("128x80 2 1", false, {2, 80, 2, 1, false}),
+V("128x80 2 1 turns", false, {2, 80, 2, 1, true}),
+V("128x80 2 1 cluster", true, {2, 80, 2, 1, false, 2}),
+V("128x80 2 1 turns cluster", true, {2, 80, 2, 1, true, 2}),
 #else
 V("128x128 2 2", false, {2, 128, 2, 2, true}),
 V("128x128 2 2 fused", false, {2, 128, 2, 2, true, 1, false, true}),

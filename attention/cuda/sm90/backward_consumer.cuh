@@ -20,11 +20,11 @@ class BackwardConsumer {
     using Scores = FragmentC[1][rows / 8];                ///< S^T and P^T, or dP^T and dS^T
     using LeftOperand = FragmentA[rows / 16][1];          ///< P^T or dS^T in 16 bits
     using Gradient = FragmentC[1][Policy::head_dim / 8];  ///< dK or dV
-    using Kept = KeptQueries<rows>;
+    using Kept = KeptQueries<rows == 80 ? 64 : rows>;
     // A warpgroup computes 64 dQ rows: all columns of half a 128-row block, or half the columns of a 64-row
     // block.
     static constexpr int d_q_columns = rows == 128 ? Policy::head_dim : Policy::head_dim / 2;
-    using DqFragments = FragmentC[1][d_q_columns / 8];
+    using DqFragments = FragmentC[1][rows == 80 ? 10 : d_q_columns / 8];
 
   public:
     __device__ __forceinline__ BackwardConsumer(const HopperBackwardParameters& p, std::uint32_t base,
@@ -59,7 +59,11 @@ class BackwardConsumer {
             biases_.begin(p_, task);
             kv_.wait_full();
             loop_over_rows(d_k, d_v, task);
-            release(kv_);
+            if constexpr (!Shared::stages_in_kv) release(kv_);
+        }
+        if constexpr (Shared::stages_in_kv) {
+            if (!task.has_rows()) kv_.wait_full();
+            wait_at(1, 2 * warpgroup_threads);
         }
         const float dropout_scale = Policy::may_drop ? p_.params.dropout_scale : 1.0f;
         scale(d_k, p_.params.scale * dropout_scale);
@@ -68,6 +72,11 @@ class BackwardConsumer {
             if (!is_finite(d_k)) *p_.params.non_finite = 1;
         }
         store(d_k, d_v, task);
+        if constexpr (Shared::stages_in_kv) {
+            if (is_first_of_warpgroup()) wait_until_stores_have_read();
+            wait_for_warpgroup();
+            release(kv_);
+        }
     }
 
     /// Adds the contributions from all rows that see the task's keys to dK and dV, and the keys'
@@ -81,6 +90,9 @@ class BackwardConsumer {
     template <bool has_next>
     __device__ __forceinline__ void add_rows(Gradient& d_k, Gradient& d_v, Scores& s, const Task& task,
                                              RowPosition position, RowPosition next);
+    template <bool has_next>
+    __device__ __forceinline__ void add_rows_80(Gradient& d_k, Gradient& d_v, Scores& s, Scores& d_p, const Task& task,
+                                                RowPosition position);
     template <bool has_next>
     __device__ __forceinline__ void add_rows_exp(Gradient& d_k, Gradient& d_v, Scores& s, Scores& d_p, const Task& task,
                                                  RowPosition position, bool has_previous);
@@ -168,6 +180,19 @@ class BackwardConsumer {
     }
     /// The same for dS^T in 16 bits.
     __device__ __forceinline__ void stage_d_s(std::uint32_t to, const LeftOperand& d_s) const {
+        if constexpr (rows == 80) {
+            const int lane = lane_index();
+            const std::uint32_t panel = to + warpgroup_ * DsTile::panel_bytes;
+#pragma unroll
+            for (int i = 0; i < rows / 16; ++i) {
+                const std::uint32_t address = panel + DsTile::offset(i * 16 + lane / 16 * 8 + lane % 8, warp_ * 2 + lane / 8 % 2);
+                asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                             "r"(d_s[i][0][0]), "r"(d_s[i][0][1]), "r"(d_s[i][0][2]), "r"(d_s[i][0][3])
+                             : "memory");
+            }
+            publish_shared_writes();
+            return;
+        }
         const auto rows_of_warp =
             LanePointer<DsTile>::stacked(to + (warpgroup_ * 64 + warp_ * 16) * DsTile::row_bytes);
 #pragma unroll
@@ -182,7 +207,13 @@ class BackwardConsumer {
     /// Starts this warpgroup's part of dQ = dS K: its dS rows or its K columns.
     __device__ __forceinline__ void start_d_q(DqFragments& d_q, std::uint32_t d_s) const {
         begin_products();
-        if constexpr (rows == 128) {
+        if constexpr (rows == 80) {
+#pragma unroll
+            for (int k = 0; k < tiles.keys; k += 16)
+                Product<T, 80>::template start<Order::output, Order::reduction>(
+                    d_q[0], KvTile::by_rows(base_ + Shared::k + warpgroup_ * KvTile::panel_bytes, k),
+                    DsTile::by_columns(d_s, k), k > 0);
+        } else if constexpr (rows == 128) {
             start_at_b<T, DsTile, KvTile>(d_q[0], d_s + warpgroup_ * DsTile::panel_bytes, base_ + Shared::k);
         } else {
             start_at_b<T, DsTile, KvTile>(
@@ -195,6 +226,19 @@ class BackwardConsumer {
         const int first_row = (rows == 128 ? warpgroup_ * 64 : 0) + warp_ * 16,
                   first_column = rows == 128 ? 0 : warpgroup_ * d_q_columns;
         d_q_.wait_empty();
+        if constexpr (rows == 80) {
+            const std::uint32_t to = base_ + Shared::d_q + d_q_.stage() * Shared::d_q_bytes +
+                                     (warpgroup_ * 4 + warp_) * 10 * 512 + lane_index() * 16;
+#pragma unroll
+            for (int n = 0; n < 10; ++n)
+                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + n * 512), "f"(d_q[0][n][0]),
+                             "f"(d_q[0][n][1]), "f"(d_q[0][n][2]), "f"(d_q[0][n][3])
+                             : "memory");
+            publish_shared_writes();
+            d_q_.full().arrive_as_warp();
+            d_q_.advance();
+            return;
+        }
         const std::uint32_t to = base_ + Shared::d_q + d_q_.stage() * Shared::d_q_bytes +
                                  (first_row / 16 * (Policy::head_dim / 8) + first_column / 8) * 512 +
                                  lane_index() * 16;

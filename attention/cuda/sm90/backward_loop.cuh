@@ -21,12 +21,14 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_rows(Grad
     const RowBlocks<rows> row_blocks{task.begin_row, task.end_row};
     RowPosition position{task.head * p_.params.sizes.group, task.begin_row};
     draw(task, position);
-    await_products<0>(s[0]);
     Scores d_p;
     bool has_previous = false;
-    if constexpr (tiles.order >= 3) start_d_p(d_p, stage_, round_);
+    if constexpr (tiles.order < 5) await_products<0>(s[0]);
+    if constexpr (tiles.order == 3 || tiles.order == 4) start_d_p(d_p, stage_, round_);
     const auto add = [&]<bool has_next>(RowPosition next) {
-        if constexpr (tiles.order > 0) {
+        if constexpr (tiles.order >= 5) {
+            add_rows_80<has_next>(d_k, d_v, s, d_p, task, position);
+        } else if constexpr (tiles.order > 0) {
             add_rows_exp<has_next>(d_k, d_v, s, d_p, task, position, has_previous);
             has_previous = true;
         } else if constexpr (tiles.keeps_p_in_16_bits) {
@@ -65,6 +67,59 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::loop_over_seen_rows
             seen = SeenRows::load(rings_.seen.rows[stage_]);
         }
         add.template operator()</*has_next=*/false>(seen);
+    }
+}
+
+/// S and dP are in flight.
+template <class T, class Policy>
+template <bool has_next>
+__device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows_80(Gradient& d_k, Gradient& d_v, Scores& s, Scores& d_p,
+                                                                         const Task& task, RowPosition position) {
+    const std::uint32_t d_s_of_rows = d_s_tile(stage_);
+    const DeviceMask& seen = task.mask(p_);
+    const int key = warp_key(task);
+    await_products<0>(s[0]);
+    start_d_p(d_p, stage_, round_);
+    if (!seen.sees_all(position.row, rows, key, 16)) mask_transposed(s, -INFINITY, seen, key, position.row);
+    exponentiate<Policy>(s, lse_of_rows(stage_), p_.params);
+    LeftOperand p, d_s;
+    FragmentA p_in_binary16[rows / 16];
+#pragma unroll
+    for (int i = 0; i < rows / 16; ++i) {
+        pack_fragment<T>(p[i][0], s[0][2 * i], s[0][2 * i + 1]);
+        pack_fragment<float16>(p_in_binary16[i], s[0][2 * i], s[0][2 * i + 1]);
+    }
+    start_with_left(d_v, p, d_o_tile(stage_));
+    await_products<1>(d_p[0]);
+    make_d_s_of_binary16(d_p, p_in_binary16, base_ + Shared::delta + stage_ * Shared::statistics_bytes);
+    if constexpr (tiles.order == 6) await_products<0>(d_v[0]);
+    as_operand_a<T>(d_s, d_p);
+    stage_d_s(d_s_of_rows, d_s);
+    wait_for_d_s();
+    DqFragments d_q;
+    start_d_q(d_q, d_s_of_rows);
+    if constexpr (tiles.order == 6) {
+        begin_products();
+#pragma unroll
+        for (int k = 0; k < rows; k += 16)
+            Product<T, Policy::head_dim>::template start<Order::output, Order::output>(
+                d_k[0], DsTile::by_rows(d_s_of_rows + warpgroup_ * DsTile::panel_bytes, k), RowTile::by_rows(q_tile(stage_), k), true);
+        commit_products();
+    } else {
+        start_with_left(d_k, d_s, q_tile(stage_));
+    }
+    await_products<1>(d_v[0], d_q[0]);
+    release_stage(Shared::d_o_ring, stage_);
+    stage_d_q(d_q);
+    if constexpr (has_next) {
+        start_scores(s, stage_ ^ 1, round_ ^ stage_);
+        await_products<1>(d_k[0]);
+        release_stage(Shared::q_ring, stage_);
+        advance_stage();
+    } else {
+        await_products<0>(d_k[0]);
+        release_stage(Shared::q_ring, stage_);
+        advance_stage();
     }
 }
 

@@ -17,10 +17,10 @@ struct HopperBackwardShared {
     using VTile = KvTile;
     using QTile = RowTile;
     using DoTile = RowTile;
-    using DsTile = PanelTile<tiles.keys, tiles.rows>;  ///< dS^T
-    static constexpr bool stages_in_kv = false;        ///< whether dK and dV are staged in K's and V's memory
+    using DsTile = std::conditional_t<tiles.rows == 80, PanelTile<tiles.rows, tiles.keys>, PanelTile<tiles.keys, tiles.rows == 80 ? 64 : tiles.rows>>;  ///< dS^T
+    static constexpr bool stages_in_kv = tiles.rows == 80;        ///< whether dK and dV are staged in K's and V's memory
     static constexpr int statistics_bytes = 4 * tiles.rows;
-    static constexpr int k = 0, v = k + KvTile::bytes, d_k = v + KvTile::bytes, d_v = d_k + KvTile::bytes,
+    static constexpr int k = 0, v = k + KvTile::bytes, d_k = stages_in_kv ? k : v + KvTile::bytes, d_v = d_k + KvTile::bytes,
                          q = d_v + KvTile::bytes, d_o = q + stages * RowTile::bytes,
                          d_s = d_o + stages * RowTile::bytes, lse = d_s + 2 * DsTile::bytes,
                          delta = lse + stages * statistics_bytes, rings = delta + stages * statistics_bytes;
@@ -38,7 +38,7 @@ struct HopperBackwardShared {
     /// dQ row blocks in float32, in DqSums order, for the thread that adds. If dK's and dV's memory is large
     /// enough, dQ shares it, because dK and dV are staged at other times.
     static constexpr int d_q_bytes = 4 * tiles.rows * Policy::head_dim;
-    static constexpr bool d_q_has_memory = tiles.d_q_stages * d_q_bytes > 2 * KvTile::bytes;
+    static constexpr bool d_q_has_memory = stages_in_kv || tiles.d_q_stages * d_q_bytes > 2 * KvTile::bytes;
     using Biases = BackwardBiasShared<Policy>;
     static constexpr int d_q = d_q_has_memory ? tiles.shared_bytes(Policy::head_dim) : d_k,
                          d_q_end = tiles.shared_bytes(Policy::head_dim) +

@@ -100,7 +100,7 @@ struct HopperBackwardTiles {
     static constexpr int threads() { return 128 * (consumers + 1); }
     /// Shared-memory bytes: K, V and their gradients; Q and dO stages with their statistics; dS; barriers.
     constexpr int shared_bytes(int head_dim) const {
-        const int kv = 2 * keys * head_dim, gradients = kv, row_stages = 2 * 2 * rows * (head_dim + 2),
+        const int kv = 2 * keys * head_dim, gradients = rows == 80 ? 0 : kv, row_stages = 2 * 2 * rows * (head_dim + 2),
                   d_s = 2 * rows * keys;
         return 2 * (kv + gradients + row_stages + d_s) + ring_bytes;
     }
