@@ -4,6 +4,7 @@
 #include <map>
 #include <gradtile/attention/cuda/decode_lanes.cuh>
 #include <gradtile/attention/cuda/decode_tiles.cuh>
+#include <gradtile/attention/cuda/sm90/decode_wgmma.cuh>
 using namespace gradtile;
 using namespace gradtile::attention;
 using namespace gradtile::attention::cuda;
@@ -66,8 +67,15 @@ struct Variant { std::string name; int queries; bool lanes; bool (*run)(const Ca
 const std::vector<Variant> variants = {
 #define T_(rows, stages) {"tiles " #rows " stages " #stages, 16 * rows, false, run<TilesThread<bf, TilesBlock<bf, D, rows, stages>>>}
 #define L_(q, threads, unroll, per) {"lanes q" #q " t" #threads " u" #unroll " sm" #per, q, true, run<LanesThread<bf, LanesBlock<bf, D / 8, 1, q, false, threads, unroll, per>>>}
-    T_(1, 2), T_(1, 3), T_(1, 4), T_(1, 6), T_(2, 2), T_(2, 3), T_(2, 4), T_(2, 6),
+#define W_(rows, stages, warps) {"tiles " #rows " stages " #stages " w" #warps, 16 * rows, false, run<TilesThread<bf, TilesBlock<bf, D, rows, stages, warps>>>}
+#define G_(wgs, stages) {"wgmma " #wgs " stages " #stages, 64 * wgs, false, run<WarpgroupsThread<bf, WarpgroupsBlock<bf, D, wgs, stages>>>}
+#if HEAD_DIM == 64
+    T_(1, 4), T_(1, 6), T_(2, 4), T_(2, 6), T_(4, 4), T_(4, 6), W_(4, 8, 8), G_(1, 4), G_(1, 8), G_(2, 4), G_(2, 8), L_(1, 256, 4, 1), L_(1, 256, 4, 2), L_(1, 256, 8, 1), L_(1, 128, 8, 3),
+#else
+    T_(1, 2), T_(1, 3), T_(1, 4), T_(1, 6), T_(2, 2), T_(2, 3), T_(2, 4), T_(2, 6), W_(2, 3, 8), W_(2, 4, 8), T_(4, 3), T_(4, 5), W_(4, 5, 8),
+    G_(1, 2), G_(1, 3), G_(1, 5), G_(2, 3), G_(2, 4),
     L_(1, 256, 4, 1), L_(1, 256, 4, 2), L_(1, 256, 8, 1), L_(1, 128, 4, 4), L_(1, 128, 8, 3), L_(1, 512, 4, 1),
+#endif
 };
 
 float graph_us(int count, const std::function<void(int)>& f) {
@@ -106,7 +114,7 @@ int main() {
                 const double bytes = 4.0 * c.texts * c.keys * kv * D;
                 const int bt = (c.keys + 63) / 64;
                 c.cache_elements = (long)c.texts * bt * 64 * kv * D;
-                c.count = (int)std::min<long>(std::max<long>(2, 400e6 / bytes), pool_elements / (2 * c.cache_elements));
+                c.count = (int)std::min<long>(std::max<long>(2, (mib == 1 ? 100e6 : 200e6) / bytes), pool_elements / (2 * c.cache_elements));
                 c.q = random_bf16((long)c.texts * tokens * heads * D, 2); c.k = random_bf16((long)c.texts * tokens * kv * D, 3); c.v = random_bf16((long)c.texts * tokens * kv * D, 4);
                 const long n = (long)c.texts * tokens * heads * D;
                 CK(cudaMalloc(&c.o, n * 2));
@@ -123,7 +131,7 @@ int main() {
                 std::printf("\n%d MiB, %d K/V heads, D %d, %d tokens: %d texts x %d keys; a copy takes %.1f us; 90%% of a large copy %.1f us\n", mib, kv, D, tokens, c.texts, c.keys, copy_us, bytes / rate / 0.9);
                 std::vector<unsigned short> first, now(n);
                 for (const Variant& v : variants) {
-                    if (v.lanes != lanes || (!lanes && v.queries != wanted) || (lanes && v.queries < queries)) continue;
+                    if (v.lanes != lanes || (!lanes && v.queries != wanted && !(v.queries == 64 && (queries >= 64 || v.name[0] == 'w')) && !(v.queries == 128 && queries >= 128)) || (lanes && v.queries < queries)) continue;
                     const int base = c.texts * kv * ((queries + v.queries - 1) / v.queries);
                     if (!described[v.name]) {
                         described[v.name] = true;
@@ -133,7 +141,7 @@ int main() {
                     std::printf("  %-26s", v.name.c_str());
                     for (int splits : {1, 2, 4, 8, 16, 32})
                         for (int cl : {1, 2, 4, 8}) {
-                            if (cl > splits || (long)base * splits > 1200 || ((long)base * splits < 64 && splits < 8) || splits * 64 > std::max(512, c.keys)) continue;
+                            if (cl > splits || (long)base * splits > 600 || ((long)base * splits < 64 && splits < 8) || splits * 64 > std::max(512, c.keys)) continue;
                             if (splits / cl > 8) continue;
                             CK(cudaMemsetAsync(c.o, 0xff, n * 2, stream));
                             v.run(c, 0, splits, cl, nullptr);

@@ -15,6 +15,8 @@ V("128x80 2 1 turns cluster", true, {2, 80, 2, 1, true, 2}),
 #else
 V("128x128 2 2", false, {2, 128, 2, 2, true}),
 V("128x128 2 2 fused", false, {2, 128, 2, 2, true, 1, false, true}),
+V("128x128 prefetch", false, {2, 128, 2, 2, true, 1, false, false, 0, true}),
+V("128x128 fused prefetch", false, {2, 128, 2, 2, true, 1, false, true, 0, true}),
 V("128x128 cluster", true, {2, 128, 2, 2, true, 2}),
 V("128x128 cluster fused", true, {2, 128, 2, 2, true, 2, false, true}),
 V("128x128 Q in regs", false, {2, 128, 2, 1, true, 1, true}),

@@ -13,10 +13,11 @@ namespace gradtile::attention::cuda::decoding {
 /// A thread block's layout: up to 16 row_tiles queries, and tiles of K and V in a ring of `stages` stages.
 /// All shared memory is at most 99 KB, which every GPU has, or 112 KB where two blocks of this size share a
 /// multiprocessor.
-template <class T, int max_dim_, int row_tiles, int stages_ = 0>
+template <class T, int max_dim_, int row_tiles, int stages_ = 0, int warps_ = 4>
 struct TilesBlock {
-    static constexpr int max_dim = max_dim_, queries = 16 * row_tiles, threads = 128, warps = 4;
+    static constexpr int max_dim = max_dim_, queries = 16 * row_tiles, threads = 32 * warps_, warps = warps_;
     static constexpr bool several_tokens = true;
+    static constexpr int alignment = 128;
     static constexpr int keys = 64, pass_keys = keys, first_key_step = keys;
     static constexpr int stages = stages_ > 0 ? stages_ : max_dim <= 32                                       ? 8
                                   : max_dim <= 64                                     ? 4
@@ -25,7 +26,7 @@ struct TilesBlock {
     /// Row tiles per warp. Two tiles halve the reads of K and V from shared memory.
     static constexpr int m_tiles = row_tiles == 4 ? 2 : 1;
     static constexpr int parts = warps * m_tiles / row_tiles, warp_keys = keys / parts;
-    static constexpr int blocks_per_sm = 2;
+    static constexpr int blocks_per_sm = warps_ == 4 && row_tiles < 4 ? 2 : 1;
     using QTile = device::Tile<queries, max_dim>;
     using KvTile = device::Tile<keys, max_dim>;
 };
@@ -33,7 +34,7 @@ struct TilesBlock {
 template <class Block>
 struct TilesShared : MergeShared<Block> {
     static constexpr int stage_bytes = 2 * Block::KvTile::bytes;
-    alignas(128) unsigned char stages[Block::stages * stage_bytes];  // K, then V, of each stage
+    alignas(Block::alignment) unsigned char stages[Block::stages * stage_bytes];  // K, then V, of each stage
     alignas(128) unsigned char q[Block::QTile::bytes];
 
     /// After the last tile, the parts' o take the place of K and V. The columns between rows let the rows
@@ -53,7 +54,7 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
     using Parameters = DecodeParameters<T>;
     using Shared = TilesShared<Block>;
 
-  private:
+  protected:
     using Work = DecodeWork<T, Block, Shared>;
     using QTile = typename Block::QTile;
     using KvTile = typename Block::KvTile;
@@ -146,7 +147,7 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
         __syncthreads();
     }
 
-  private:
+  protected:
     /// The query of the lane's accumulator row i.
     __device__ __forceinline__ int row_of(int i) const {
         return warp_row_ + i * 8 + lane_ / 4;

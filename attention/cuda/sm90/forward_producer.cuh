@@ -13,6 +13,7 @@ namespace gradtile::attention::cuda::device {
 struct RowTask {
     int batch, head;
     int row;  ///< -1: there are no more tasks
+    int next_batch = 0, next_head = -1;
 
     __device__ static RowTask load(const volatile RowTask& from) { return {from.batch, from.head, from.row}; }
     __device__ const DeviceMask& mask(const HopperForwardParameters& p) const { return p.mask; }
@@ -85,6 +86,12 @@ struct HopperForwardShared {
     static_assert(OTile::bytes <= QTile::bytes || tiles.has_o());
 };
 
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, BoxPosition position) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(position.column),
+                 "r"(position.row), "r"(position.head), "r"(position.batch)
+                 : "memory");
+}
+
 /// The key blocks that rows see, [begin, end).
 struct KeyBlocks {
     int begin, end;
@@ -118,6 +125,14 @@ __device__ __forceinline__ void for_each_row_task(const HopperForwardParameters&
         const int batch = task.batch_head / p.sizes.heads, head = task.batch_head - batch * p.sizes.heads;
         // The last rows come first: under a causal mask they have the most work.
         const int last = p.row_blocks - 1 - task.part;
+        if constexpr (tiles.prefetches) {
+            const int next = index + static_cast<int>(gridDim.x);
+            const TaskOrder::Task after = p.order(next < p.tasks ? next : index);
+            const int next_batch = after.batch_head / p.sizes.heads, next_head = after.batch_head - next_batch * p.sizes.heads;
+            f(RowTask{batch, head, last * tiles.rows(), next_batch, p.pairs || (next_batch == batch && next_head == head) ? -1 : next_head});
+            if (p.pairs && task.part < last) f(RowTask{batch, head, task.part * tiles.rows(), next_batch, next_batch == batch && next_head == head ? -1 : next_head});
+            continue;
+        }
         f(RowTask{batch, head, last * tiles.rows()});
         if (p.pairs && task.part < last) f(RowTask{batch, head, task.part * tiles.rows()});
     }
@@ -187,6 +202,15 @@ __device__ __forceinline__ void produce(const HopperForwardParameters& p, std::u
             k.full().arrive_and_expect(Shared::KTile::bytes);
             Shared::KTile::load(base + Shared::k + k.stage() * Shared::KTile::bytes, p.k, box, k.full());
             k.advance();
+            if constexpr (Policy::tiles.prefetches) {
+                if (task.next_head >= 0 && (blockIdx.x + block) % 4 == 0) {
+#pragma unroll
+                    for (int i = 0; i < Shared::KTile::panels; ++i) {
+                        prefetch_box(p.k, {box.column + i * Shared::KTile::panel_columns, box.row, task.next_head, task.next_batch});
+                        prefetch_box(p.v, {box.column + i * Shared::KTile::panel_columns, box.row, task.next_head, task.next_batch});
+                    }
+                }
+            }
             v.wait_empty();
             v.full().arrive_and_expect(Shared::VTile::bytes);
             Shared::VTile::load(base + Shared::v + v.stage() * Shared::VTile::bytes, p.v, box, v.full());

@@ -31,6 +31,7 @@ struct HopperForwardTiles {
     bool q_in_registers = false;
     bool fused = false;
     int extra_k = 0;
+    bool prefetches = false;
 
     constexpr int rows() const { return 64 * consumers; }
     constexpr int threads() const { return 128 * (consumers + 1); }
