@@ -131,7 +131,7 @@ int main(int argc, char** argv) {
         }
         if (profile) {
             for (Row& r : rows) {
-                const bool wanted = (r.v == &variants[0] && (r.o.set == policy_set || r.o.set == 1)) || (r.v->cluster == 2 && r.o.set == 1);
+                const bool wanted = (r.v == &variants[0] && ((r.o.pairs && r.o.set == policy_set) || (!r.o.pairs && r.o.set == 1 && !r.o.diag))) || (r.v->name == "128x128 cluster" && r.o.set == 1);
                 if (!wanted) continue;
                 std::printf("profile: %s %s set %d diag %d\n", r.v->name.c_str(), r.o.pairs ? "pairs" : "single", r.o.set, r.o.diag);
                 r.v->run(x, r.o);
