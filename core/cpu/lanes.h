@@ -21,6 +21,7 @@ struct Lanes {
     /// Combines the lanes pairwise: lane l with l + 16, then with l + 8, and so on.
     template <class Fold>
     T fold(Fold&& combine) {
+#pragma GCC unroll 5  // each step then has a constant number of lanes
         for (int half = lane_count / 2; half > 0; half /= 2)
             for (int l = 0; l < half; ++l) lane[l] = combine(lane[l], lane[l + half]);
         return lane[0];
