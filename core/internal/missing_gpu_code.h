@@ -7,7 +7,7 @@
 
 namespace gradtile::cuda {
 
-/// What to do about a GPU of compute capability major.minor.
+/// Tells the user how to run on a GPU with compute capability major.minor, or that only the CPU can.
 inline std::string way_out_of_missing_code(int major, int minor) {
     if (major < 8) return "gradtile supports 8.0 and later; use --device cpu";
     const char* const suffix = major == 9 && minor == 0 ? "a" : "";  // wgmma and TMA need the a
