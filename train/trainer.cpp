@@ -179,7 +179,8 @@ RunSummary::Reason Trainer::train_until(std::int64_t stop_after) {
     }
 }
 
-/// Trains, and returns when the state at the end is safe on disk.
+/// Trains, and returns when the state at the end is safe on disk and every process has the model's values,
+/// unless ZeRO-3 divides them.
 RunSummary::Reason Trainer::train_and_save(std::int64_t stop_after) {
     const RunSummary::Reason reason = train_until(stop_after);
     // The state of a stopped run is that of the last complete step.
@@ -187,6 +188,7 @@ RunSummary::Reason Trainer::train_and_save(std::int64_t stop_after) {
     recorder_->wait_for_saves();
     recorder_->report_saves();
     recorder_->announce_save();
+    if (model().parameters.values().defined()) runner_->with_values([] {});
     return reason;
 }
 
@@ -202,7 +204,6 @@ RunSummary Trainer::run(std::int64_t stop_after) {
     first_step_ = step_;
     summary.reason = survives_losses() ? train_in_spite_of_losses(stop_after) : train_and_save(stop_after);
     if (runner_->has_failed()) report_data_failure();
-    if (model().parameters.values().defined()) runner_->with_values([] {});
     summary.dropped_micro_steps = runner_->take_dropped_micro_steps();
     summary.micro_steps_of_dropped =
         summary.dropped_micro_steps > 0 ? runner_->shapes().at(step_ + 1).micro_steps : 0;

@@ -1,6 +1,6 @@
 // Preloaded into the program: with GRADTILE_SIGNAL_AT_SEND=1:9:200 rank 1 sends itself signal 9 when its main
 // thread is about to send for the 200th time since it has begun to train. Not in a process that replaces a
-// rank.
+// rank. With signal 0, rank 1 prints at its end how many times it has sent.
 #include <dlfcn.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -27,19 +27,28 @@ Place place_in_environment() {
     return std::atoi(rank) == place.rank ? place : Place{};
 }
 
-void before_send(const void* data, std::size_t bytes) {
-    static const Place place = place_in_environment();
-    static long sends = -1;  // -1: does not train yet
-    if (place.rank < 0 || ::syscall(SYS_gettid) != ::getpid()) return;
-    constexpr char trains[] = "trains\n";  // what a rank tells its launcher
-    if (sends < 0 && bytes == sizeof trains - 1 && std::memcmp(data, trains, bytes) == 0) sends = 0;
-    if (sends >= 0 && sends++ == place.sends) ::raise(place.signal);
-}
+class Sends {
+  public:
+    ~Sends() {
+        if (place_.rank >= 0 && place_.signal == 0) std::fprintf(stderr, "%ld sends\n", count_);
+    }
+    void count(const void* data, std::size_t bytes) {
+        if (place_.rank < 0 || ::syscall(SYS_gettid) != ::getpid()) return;
+        constexpr char trains[] = "trains\n";  // what a rank tells its launcher
+        if (count_ < 0 && bytes == sizeof trains - 1 && std::memcmp(data, trains, bytes) == 0) count_ = 0;
+        if (count_ >= 0 && count_++ == place_.sends) ::raise(place_.signal);
+    }
+
+  private:
+    const Place place_ = place_in_environment();
+    long count_ = -1;  // -1: does not train yet
+};
 
 }  // namespace
 
 extern "C" ssize_t send(int socket, const void* data, std::size_t bytes, int flags) {
-    before_send(data, bytes);
+    static Sends sends;
+    sends.count(data, bytes);
     using Function = ssize_t (*)(int, const void*, std::size_t, int);
     static const auto next = reinterpret_cast<Function>(::dlsym(RTLD_NEXT, "send"));
     return next(socket, data, bytes, flags);
