@@ -157,6 +157,7 @@ RunSummary::Reason Trainer::train_in_spite_of_losses(std::int64_t stop_after) {
     for (;;) {
         try {
             if (loss) regroup(*loss);
+            group_->broadcast("survive");  // nobody trains while a loss would still end another process
             const RunSummary::Reason reason = train_and_save(stop_after);
             group_->broadcast("saved");  // until rank 0 has saved, the others keep the state
             return reason;
