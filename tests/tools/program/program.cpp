@@ -37,7 +37,12 @@ std::vector<std::string> Outcome::error_lines() const {
     return lines;
 }
 
+void reset_ignored_signals() {
+    for (const int number : {SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTSTP}) ::signal(number, SIG_DFL);
+}
+
 void execute_program(const Arguments& arguments) {
+    reset_ignored_signals();
     ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
     std::string program = replaced(GRADTILE_PROGRAM);
     std::vector<char*> argv{program.data()};
@@ -58,8 +63,7 @@ Program::Program(const Arguments& arguments, const ProcessOptions& options) {
     if (process_ > 0) return;
     write_to(STDOUT_FILENO, out.c_str());
     write_to(STDERR_FILENO, err.c_str());
-    // If the test is a shell's background job, it ignores these signals; the program must not inherit that.
-    for (const int number : {SIGINT, SIGHUP}) ::signal(number, SIG_DFL);
+    reset_ignored_signals();
     if (options.without_gpu) ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
     if (options.max_file_bytes) {
         const rlimit limit{*options.max_file_bytes, *options.max_file_bytes};

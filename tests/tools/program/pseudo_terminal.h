@@ -171,6 +171,7 @@ class TerminalProgram {
   private:
     [[noreturn]] static void execute(const std::string& program, const Arguments& arguments,
                                      const Environment& environment) {
+        reset_ignored_signals();
         for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) ::unsetenv(name);
         ::setenv("TERM", "xterm", 1);
         ::setenv("CUDA_VISIBLE_DEVICES", "", 1);

@@ -185,7 +185,6 @@ class ProgramInOwnGroup {
             const int null = ::open("/dev/null", O_RDWR);
             for (const int stream : {0, 1, 2}) ::dup2(null, stream);
         }
-        for (const int number : {SIGINT, SIGHUP, SIGPIPE, SIGTSTP}) ::signal(number, SIG_DFL);
         execute_program(arguments);
     }
     ~ProgramInOwnGroup() {
