@@ -143,11 +143,8 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
         case DType::f32:
             return launch_kernel(TypeTag<float>{});
         case DType::bf16:
-            return launch_kernel(TypeTag<bfloat16>{});
         case DType::f16:
-            require_gpu_kernels(DType::f16);
-            if constexpr (has_float16_kernels) launch_kernel(TypeTag<float16>{});
-            return;
+            return visit_16bit(in.q.dtype(), launch_kernel);
         default:
             throw Error(concat("decode: no kernel for ", in.q.dtype()));
     }
