@@ -42,7 +42,7 @@ Tensor draw_on_host(const Context& ctx, const Shape& shape, DType dtype, Seed se
 }
 
 std::pair<double, double> box_muller(double u, double v) {
-    const double radius = std::sqrt(-2.0 * std::log1p(-u));  // 1 - u is in (0, 1]
+    const double radius = std::sqrt(-2.0 * std::log(1.0 - u));  // 1 - u is exact, and in (0, 1]
     const double angle = 2.0 * std::numbers::pi * v;
     return {radius * std::cos(angle), radius * std::sin(angle)};
 }
