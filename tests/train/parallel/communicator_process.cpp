@@ -208,12 +208,15 @@ int main(int argc, char** argv) {
                 Checks checks(context, *communicator);
                 for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16, DType::i32})
                     for (const std::int64_t n : {1, 3, 1000, 100'003}) checks.check_all(dtype, n);
-                checks.check_several_calls();
-                constexpr std::int64_t several_calls = (32 << 20) / sizeof(float) + 1000;
+                // A call's part of the values depends on their number only, so two and three ranks show a
+                // wrong one.
+                const bool has_long_values = on_gpu || group.size() <= 3;
+                if (has_long_values) checks.check_several_calls();
+                std::vector<std::int64_t> lengths = {1, 1000};
+                if (has_long_values) lengths.push_back((32 << 20) / sizeof(float) + 1000);
                 for (int processes = 1; processes <= group.size(); ++processes)
                     if (group.size() % processes == 0)
-                        for (const std::int64_t n : {std::int64_t{1}, std::int64_t{1000}, several_calls})
-                            checks.check_ring(processes, n);
+                        for (const std::int64_t n : lengths) checks.check_ring(processes, n);
                 wrong_results += checks.wrong_results() + differences(context, *communicator, group);
             }
             communicator->barrier(ctx);
