@@ -37,13 +37,11 @@ TEST_F(DataParallelTraining, AStreamHasTheLossCurveOfOneProcess) {
     const auto two_processes = train(2, stream);
     expect_same_curve(one_process, two_processes);
     const auto out = train(2, stream + Arguments{"--stop-after", "23"});
-    const Outcome resumed = run({"train", "--resume", out.string(), "--quiet"}, processes(2));
-    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    resume(out, 2);
     EXPECT_EQ(tensors_of(out), tensors_of(two_processes)) << "to the bit";
     EXPECT_EQ(steps_of(out), steps_of(two_processes));
     const auto other = train(4, stream + Arguments{"--micro-batch", "1", "--stop-after", "31"});
-    const Outcome with_one = run({"train", "--resume", other.string(), "--quiet"}, processes(1));
-    EXPECT_EQ(with_one.exit_code, 0) << with_one.err;
+    resume(other, 1);
     expect_same_curve(one_process, other);
 }
 
@@ -52,14 +50,28 @@ TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcess) {
     for (const int ranks : {2, 4}) expect_same_curve(one_process, train(ranks, {"--dropout", "0.1"}));
 }
 
+/// Over MPI: sums and shards at every level, sequences that ranks share, and a resume with more processes.
+TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessUnderMpirun) {
+    if (!has_mpirun()) GTEST_SKIP() << "no mpirun here";
+    const auto one_process = train(1);
+    for (const char* zero : {"0", "1", "2", "3"})
+        for (const int ranks : {2, 4})
+            expect_same_curve(one_process, train_under_mpirun(ranks, {"--zero", zero}));
+    for (const char* shared_by : {"2", "4"})
+        expect_same_curve(one_process, train_under_mpirun(4, {"--context-parallel", shared_by}));
+    const auto out = train_under_mpirun(2, {"--zero", "3", "--stop-after", "15", "--checkpoint-parts"});
+    const Outcome resumed = run({"train", "--resume", out.string(), "--quiet"}, under_mpirun(4));
+    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    expect_same_curve(one_process, out);
+}
+
 /// The processes begin with one sequence each, and resume with another number of processes in between.
 TEST_F(DataParallelTraining, HasTheLossCurveOfOneProcessWhileTheBatchGrows) {
     const Arguments growing{"--batch-start",   "2",  "--batch-warmup", "30", "--window-start", "3",
                             "--window-warmup", "20", "--dropout",      "0.1"};
     const auto one_process = train(1, growing);
     const auto out = train(2, growing + Arguments{"--micro-batch", "2", "--stop-after", "20"});
-    const Outcome resumed = run({"train", "--resume", out.string(), "--quiet"}, processes(1));
-    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    resume(out, 1);
     expect_same_curve(one_process, out);
     EXPECT_EQ(steps_of(out).back()["tokens"], steps_of(one_process).back()["tokens"]);
 }
@@ -72,8 +84,7 @@ TEST_F(DataParallelTraining, LoraHasTheLossCurveOfOneProcess) {
     const auto one_process = train(1, lora);
     expect_same_curve(one_process, train(2, lora));
     const auto out = train(4, lora + Arguments{"--micro-batch", "1", "--stop-after", "20"});
-    const Outcome resumed = run({"train", "--resume", out.string(), "--quiet"}, processes(2));
-    EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+    resume(out, 2);
     expect_same_curve(one_process, out);
 }
 
@@ -130,12 +141,8 @@ TEST_F(DataParallelTraining, ResumesWithSequencesSharedByOtherNumbersOfProcesses
     const auto uninterrupted = train(1);
     const auto out = train(4, {"--context-parallel", "2", "--stop-after", "10"});
     for (const auto& [ranks, shared_by, stop_after] :
-         {std::tuple{2, "2", "20"}, {1, "1", "30"}, {4, "4", "40"}, {2, "1", "50"}}) {
-        const Outcome outcome = run({"train", "--resume", out.string(), "--context-parallel", shared_by,
-                                     "--stop-after", stop_after, "--quiet"},
-                                    processes(ranks));
-        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-    }
+         {std::tuple{2, "2", "20"}, {1, "1", "30"}, {4, "4", "40"}, {2, "1", "50"}})
+        resume(out, ranks, {"--context-parallel", shared_by, "--stop-after", stop_after});
     expect_same_curve(uninterrupted, out);
     for (std::size_t i = 0; i < 50; ++i)
         EXPECT_EQ(steps_of(out)[i]["tokens"], steps_of(uninterrupted)[i]["tokens"]);
@@ -150,7 +157,7 @@ TEST_F(DataParallelTraining, SharedSequencesAreReproducible) {
 
 TEST_F(DataParallelTraining, RefusesSequencesThatCannotBeShared) {
     const auto refused = [&](int ranks, const Arguments& flags, const std::string& message) {
-        const Outcome outcome = run(training(place_ / "run") + flags, processes(ranks));
+        const Outcome outcome = run(training(place_ / "run") + flags + processes(ranks));
         EXPECT_NE(outcome.exit_code, 0);
         EXPECT_NE(outcome.err.find(message), std::string::npos) << outcome.err;
         EXPECT_FALSE(exists(place_ / "run"));
@@ -193,9 +200,8 @@ TEST_F(DataParallelTraining, ProcessesFollowTheClockOfRankZero) {
         Arguments arguments = tiny_training(stories_, out);
         const auto steps = std::ranges::find(arguments, "--steps");
         arguments.erase(steps, steps + 2);
-        const Outcome outcome =
-            run(arguments + Arguments{"--batch", "8", "--quiet", "--time-budget", "3s"} + flags,
-                processes(ranks));
+        const Outcome outcome = run(arguments + Arguments{"--batch", "8", "--quiet", "--time-budget", "3s"} +
+                                    flags + processes(ranks));
         EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
         return out;
     };
@@ -226,16 +232,14 @@ TEST_F(DataParallelTraining, ResumesWithAnotherNumberOfProcesses) {
     const auto uninterrupted = train(1, {"--dropout", "0.1"});
     for (const char* zero : {"0", "1", "2", "3"}) {
         const auto out = train(4, {"--dropout", "0.1", "--zero", zero, "--stop-after", "15"});
-        for (const auto& [ranks, stop_after] : {std::pair{2, "30"}, {1, "50"}}) {
-            const Outcome outcome = run(
-                {"train", "--resume", out.string(), "--stop-after", stop_after, "--quiet"}, processes(ranks));
-            EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-        }
+        for (const auto& [ranks, stop_after] : {std::pair{2, "30"}, {1, "50"}})
+            resume(out, ranks, {"--stop-after", stop_after});
         expect_same_curve(uninterrupted, out);
     }
 }
 
 TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
+    if (!has_mpirun()) GTEST_SKIP() << "no mpirun here";
     for (const auto& [dtype, optimizer] : {std::pair{"f32", "adamw"},
                                            {"bf16", "adamw"},
                                            {"f32", "lion"},
@@ -254,7 +258,7 @@ TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
             for (const int ranks : {1, 2, 3, 4}) {
                 // Three shards of a format have every kind of border: within a block, and padding at the end.
                 if (!format.empty() && ranks != 3) continue;
-                ProcessOptions options = processes(ranks);
+                ProcessOptions options = ranks > 1 ? under_mpirun(ranks) : ProcessOptions{};
                 options.program = GRADTILE_REPLICA_PROCESS;
                 const Outcome outcome = run({checkpoint, "cpu", "0", "1", "2", "3"}, options);
                 EXPECT_EQ(outcome.exit_code, 0) << ranks << " processes: " << outcome.out << outcome.err;
@@ -264,7 +268,7 @@ TEST_F(DataParallelTraining, CheckpointsAreRestoredBitIdentically) {
 }
 
 TEST_F(DataParallelTraining, RefusesABatchThatCannotBeDivided) {
-    const Outcome outcome = run(training(place_ / "run") + Arguments{"--batch", "7"}, processes(2));
+    const Outcome outcome = run(training(place_ / "run") + Arguments{"--batch", "7"} + processes(2));
     EXPECT_NE(outcome.exit_code, 0);
     EXPECT_NE(outcome.err.find("batch: 7"), std::string::npos) << outcome.err;
     EXPECT_FALSE(exists(place_ / "run"));

@@ -1,5 +1,5 @@
 #pragma once
-/// Runs of several processes on the CPU, over MPI, which tests compare with each other.
+/// Runs of several processes on the CPU, which tests compare with each other.
 #include <cmath>
 
 #include <gtest/gtest.h>
@@ -12,33 +12,42 @@ namespace gradtile::test {
 
 class DataParallelTraining : public testing::Test {
   protected:
-    void SetUp() override {
-        if (!mpi::is_available()) GTEST_SKIP() << "no MPI here";
-        if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not in PATH";
-        stories_ = write_stories(place_, 6'000);  // 50 steps are more than an epoch
-    }
-    /// The variables let Open MPI run as root and start more processes than cores.
-    static ProcessOptions processes(int ranks) {
-        ProcessOptions options;
-        options.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                               {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
-                               {"OMPI_MCA_rmaps_base_oversubscribe", "1"}};
-        if (ranks > 1) options.prefix = {"mpirun", "-np", std::to_string(ranks)};
-        return options;
-    }
+    void SetUp() override { stories_ = write_stories(place_, 6'000); }  // 50 steps are more than an epoch
+
     Arguments training(const std::filesystem::path& out) const {
         return tiny_training(stories_, out) + Arguments{"--batch", "8", "--steps", "50", "--quiet"};
     }
+    static Arguments processes(int ranks) {
+        return ranks > 1 ? Arguments{"--processes", std::to_string(ranks)} : Arguments{};
+    }
     std::filesystem::path train(int ranks, const Arguments& flags = {}) {
+        return train_with({}, flags + processes(ranks));
+    }
+    static void resume(const std::filesystem::path& out, int ranks, const Arguments& flags = {}) {
+        const Outcome outcome =
+            run(Arguments{"train", "--resume", out.string(), "--quiet"} + flags + processes(ranks));
+        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
+    }
+
+    static bool has_mpirun() {
+        return mpi::is_available() && std::system("command -v mpirun >/dev/null 2>&1") == 0;
+    }
+    /// The variables let Open MPI run as root and start more processes than cores.
+    static ProcessOptions under_mpirun(int ranks) {
+        return {.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
+                                {"OMPI_MCA_rmaps_base_oversubscribe", "1"}},
+                .prefix = {"mpirun", "-np", std::to_string(ranks)}};
+    }
+    /// Takes several times as long as train(): mpirun starts slowly and its processes wait actively.
+    std::filesystem::path train_under_mpirun(int ranks, const Arguments& flags = {}) {
+        return train_with(under_mpirun(ranks), flags);
+    }
+    std::filesystem::path train_with(const ProcessOptions& options, const Arguments& flags) {
         const std::filesystem::path out = place_ / concat("run", runs_++);
-        const Outcome outcome = run(training(out) + flags, processes(ranks));
+        const Outcome outcome = run(training(out) + flags, options);
         EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
         return out;
-    }
-    /// Over TCP. A start takes half the time of mpirun's, which matters to tests that start many runs.
-    static Arguments over_tcp(int ranks) { return {"--processes", std::to_string(ranks)}; }
-    std::filesystem::path train_over_tcp(int ranks, const Arguments& flags) {
-        return train(1, flags + over_tcp(ranks));
     }
     /// `bound` is relative. Over 200 steps a float32 curve deviates 4e-7 from a float64 curve.
     static void expect_same_curve(const std::filesystem::path& a, const std::filesystem::path& b,

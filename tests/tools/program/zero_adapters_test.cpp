@@ -9,18 +9,12 @@ class ZeroWithAdapters : public DataParallelTraining {
   protected:
     void SetUp() override {
         DataParallelTraining::SetUp();
-        if (IsSkipped()) return;
         base_ = train(1, shape_);
     }
     std::filesystem::path adapt(int ranks, const Arguments& flags) {
         return train(
             ranks,
             shape_ + Arguments{"--init-from", base_.string(), "--lora-rank", "4", "--lr", "1e-2"} + flags);
-    }
-    void resume(const std::filesystem::path& out, int ranks, const Arguments& flags) {
-        const Outcome outcome =
-            run(Arguments{"train", "--resume", out.string(), "--quiet"} + flags, processes(ranks));
-        EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
     }
 
     const Arguments shape_ = {"--layers", "3", "--tokenizer", "bytes", "--batch", "12"};

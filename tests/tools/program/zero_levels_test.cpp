@@ -48,16 +48,16 @@ TEST_F(DataParallelTraining, ZeroLevelsAreBitIdentical) {
         // The same sums reach the same owners. Other shards sum the norm in another order, and with several
         // micro-steps the gradients.
         const Arguments plain = flags + Arguments{"--clip", "0"};
-        const auto one = train_over_tcp(ranks, plain + Arguments{"--zero", "1"}),
-                   two = train_over_tcp(ranks, plain + Arguments{"--zero", "2"});
+        const auto one = train(ranks, plain + Arguments{"--zero", "1"}),
+                   two = train(ranks, plain + Arguments{"--zero", "2"});
         expect_equal_losses(one, two, 12);
         EXPECT_EQ(tensors_of(one), tensors_of(two));
         // ZeRO-3 gathers the values that ZeRO-2 has, and sums gradients in its order. Evaluations, samples
         // and saves leave the values as they were.
         const Arguments clipped =
             flags + Arguments{"--micro-batch", "1", "--eval-every", "4", "--save-every", "5"};
-        const auto whole = train_over_tcp(ranks, clipped + Arguments{"--zero", "2"}),
-                   gathered = train_over_tcp(ranks, clipped + Arguments{"--zero", "3"});
+        const auto whole = train(ranks, clipped + Arguments{"--zero", "2"}),
+                   gathered = train(ranks, clipped + Arguments{"--zero", "3"});
         ASSERT_EQ(steps_of(gathered).size(), 12u);
         EXPECT_EQ(steps_of(whole), steps_of(gathered));
         EXPECT_EQ(tensors_of(whole), tensors_of(gathered));
@@ -76,13 +76,10 @@ TEST_F(DataParallelTraining, SumsInBfloat16AreBitIdenticalAtEveryZeroLevel) {
             Arguments{"--optimizer", optimizer, "--gradient-dtype", "bf16", "--clip", "0", "--batch", "12"} +
             Arguments{"--micro-batch", micro_batch, "--steps", "12", "--layers", "3", "--save-every", "4"} +
             variant;
-        const auto full = train_over_tcp(ranks, flags);
+        const auto full = train(ranks, flags);
         for (const char* zero : {"1", "2", "3"}) {
-            const auto sharded =
-                train_over_tcp(ranks, flags + Arguments{"--zero", zero, "--stop-after", "5"});
-            EXPECT_EQ(
-                run(Arguments{"train", "--resume", sharded.string(), "--quiet"} + over_tcp(ranks)).exit_code,
-                0);
+            const auto sharded = train(ranks, flags + Arguments{"--zero", zero, "--stop-after", "5"});
+            resume(sharded, ranks);
             expect_equal_losses(full, sharded, 12);
             EXPECT_EQ(tensors_of(full), tensors_of(sharded)) << "zero " << zero;
         }
@@ -104,12 +101,8 @@ TEST_F(DataParallelTraining, ResumesWithAnotherZeroLevelToTheBit) {
         const Arguments flags = Arguments{"--clip", "0", "--optimizer"} + kind;
         const auto uninterrupted = train(2, flags);
         const auto out = train(2, flags + Arguments{"--zero", "2", "--stop-after", "10"});
-        for (const auto& [zero, stop_after] : {std::pair{"0", "20"}, {"3", "30"}, {"1", "40"}, {"3", "50"}}) {
-            const Outcome outcome = run(
-                {"train", "--resume", out.string(), "--zero", zero, "--stop-after", stop_after, "--quiet"},
-                processes(2));
-            EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-        }
+        for (const auto& [zero, stop_after] : {std::pair{"0", "20"}, {"3", "30"}, {"1", "40"}, {"3", "50"}})
+            resume(out, 2, {"--zero", zero, "--stop-after", stop_after});
         EXPECT_EQ(tensors_of(out), tensors_of(uninterrupted));
         expect_equal_losses(out, uninterrupted, 50);
     }
@@ -163,14 +156,13 @@ TEST_F(DataParallelTraining, SavesAndResumesOfAShardedStateChangeNoLaterStep) {
         const Arguments flags =
             Arguments{"--optimizer", optimizer, "--zero", zero, "--steps", "7", "--eval-every", "0"} +
             variant;
-        const auto unsaved = train_over_tcp(2, flags + Arguments{"--save-every", "0"}),
-                   saved = train_over_tcp(2, flags + Arguments{"--save-every", "2"}),
-                   resumed = train_over_tcp(2, flags + Arguments{"--save-every", "0", "--stop-after", "3"});
-        EXPECT_EQ(run(Arguments{"train", "--resume", resumed.string(), "--quiet"} + over_tcp(2)).exit_code,
-                  0);
+        const auto unsaved = train(2, flags + Arguments{"--save-every", "0"}),
+                   saved = train(2, flags + Arguments{"--save-every", "2"}),
+                   resumed = train(2, flags + Arguments{"--save-every", "0", "--stop-after", "3"});
+        resume(resumed, 2);
         EXPECT_TRUE(tensors_of(saved) == tensors_of(unsaved)) << optimizer;
         EXPECT_TRUE(tensors_of(resumed) == tensors_of(unsaved)) << optimizer;
-        const auto in_parts = train_over_tcp(2, flags + Arguments{"--save-every", "2", "--checkpoint-parts"});
+        const auto in_parts = train(2, flags + Arguments{"--save-every", "2", "--checkpoint-parts"});
         EXPECT_TRUE(tensors_of(in_parts) == tensors_of(unsaved)) << optimizer;
     }
 }
@@ -182,11 +174,8 @@ TEST_F(DataParallelTraining, MuonResumesWithAnotherNumberOfProcesses) {
     const auto uninterrupted = train(1, muon);
     for (const char* zero : {"1", "2", "3"}) {
         const auto out = train(3, muon + Arguments{"--zero", zero, "--stop-after", "15"});
-        for (const auto& [ranks, stop_after] : {std::pair{2, "30"}, {1, "50"}}) {
-            const Outcome outcome = run(
-                {"train", "--resume", out.string(), "--stop-after", stop_after, "--quiet"}, processes(ranks));
-            EXPECT_EQ(outcome.exit_code, 0) << outcome.err;
-        }
+        for (const auto& [ranks, stop_after] : {std::pair{2, "30"}, {1, "50"}})
+            resume(out, ranks, {"--stop-after", stop_after});
         expect_same_curve(uninterrupted, out, 2e-3);
     }
 }
