@@ -136,9 +136,8 @@ void apply_json(TrainConfig& config, const JsonValue& settings, const std::strin
     std::vector<std::string> known{"preset"};
     visit_settings(config, [&](const Setting& setting, const auto&) { known.emplace_back(setting.name); });
     for (const auto& [key, value] : settings.items()) {
-        const bool is_known = std::find(known.begin(), known.end(), key) != known.end();
-        check(is_known || was_removed(key, value), source, ": unknown setting '", key, "'",
-              did_you_mean(key, known));
+        if (std::ranges::find(known, key) == known.end() && !was_removed(key, value))
+            throw Error(concat(source, ": unknown setting '", key, "'", did_you_mean(key, known)));
     }
     if (settings.contains("preset")) {
         std::string name;
