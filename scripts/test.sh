@@ -12,4 +12,5 @@ elif [ ! -f build/release/CMakeCache.txt ]; then
 fi
 scripts/build.sh "${options[@]}"
 cmake --build --preset release
-ctest --test-dir build/release --output-on-failure --parallel 2 "$@"
+# Some tests mostly wait, so one more runs than there are cores.
+ctest --test-dir build/release --output-on-failure --parallel $(($(nproc) + 1)) "$@"
