@@ -155,6 +155,7 @@ Tensor Tensor::reshape(Shape shape) const {
 Tensor Tensor::expand(Shape shape) const {
     check(shape.rank() >= rank(), "tensor: expand of ", shape_, " to ", shape,
           "; the result must not have fewer axes");
+    shape.elements();  // throws Error for a negative axis
     Tensor view = *this;
     view.shape_ = shape;
     view.strides_ = shape;

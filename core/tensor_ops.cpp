@@ -27,6 +27,7 @@ void copy(const Context& ctx, const Tensor& destination, const Tensor& source) {
           "; shapes must be equal");
     check_accessible(ctx, destination, "copy");
     check_accessible(ctx, source, "copy");
+    check_distinct_elements("copy", {"destination", destination});
     check_sharing(ctx, "copy", {"destination", destination}, {{"source", source}}, Sharing::same_view);
     on_device(ctx, cpu::copy, cuda::copy, destination, source);
 }
@@ -35,6 +36,7 @@ void axpy(const Context& ctx, const Tensor& y, double alpha, const Tensor& x) {
     check(y.shape() == x.shape(), "axpy: ", x, " added to ", y, "; shapes must be equal");
     check_accessible(ctx, y, "axpy");
     check_accessible(ctx, x, "axpy");
+    check_distinct_elements("axpy", {"y", y});
     check_sharing(ctx, "axpy", {"y", y}, {{"x", x}}, Sharing::same_view);
     on_device(ctx, cpu::axpy, cuda::axpy, y, alpha, x);
 }

@@ -1,7 +1,7 @@
 #pragma once
 /// Fills, copies and adds whole tensors with any strides. Dtypes may differ only where a comment says so. A
 /// tensor that is written may be the same view as the tensor that is read; copy() and axpy() throw Error if
-/// the two share memory in another way.
+/// the two share memory in another way, and if elements of the tensor that is written share memory.
 #include <span>
 #include <vector>
 

@@ -138,8 +138,10 @@ struct ThreadPool::Workers {
     }
 };
 
-ThreadPool::ThreadPool(int threads)
-    : size_(threads > 0 ? threads : usable_cores()), workers_(std::make_unique<Workers>(size_ - 1)) {}
+ThreadPool::ThreadPool(int threads) : size_(threads == 0 ? usable_cores() : threads) {
+    check(size_ > 0, "threads: ", threads, "; expected at least 1, or 0 for one per core");
+    workers_ = std::make_unique<Workers>(size_ - 1);
+}
 
 ThreadPool::~ThreadPool() {
     // Threads that do not exist in this process cannot be joined, and a lock that such a thread held stays

@@ -144,6 +144,7 @@ void Rope::rotate(const Context& ctx, const Tensor& x, const Angles& angles, boo
     const Shape expected{x.size(1), head_dim() / 2};
     check(angles.cosines.shape() == expected && angles.sines.shape() == expected, "rope: x ", x,
           " with cosines ", angles.cosines, " and sines ", angles.sines, "; expected ", expected);
+    check_distinct_elements("rope", {"x", x});
     check_sharing(ctx, "rope", {"x", x}, {{"cosines", angles.cosines}, {"sines", angles.sines}});
     if (x.elements() == 0) return;
     on_device(ctx, cpu::transform_heads, cuda::transform_heads, x, Tensor(), x,

@@ -48,6 +48,19 @@ TEST(Copy, RepeatsStrideZeroSources) {
     EXPECT_THAT(to_host(ctx, x), testing::Each(2.5));
 }
 
+TEST(TensorOps, RefuseToWriteOneElementSeveralTimes) {
+    const Tensor row = zeros(ctx, {1, 12}, DType::f32), x = randn(ctx, {7, 12}, DType::f32, Seed{1});
+    EXPECT_THAT(test::message_of([&] {
+                    copy(ctx, row.expand({7, 12}), x);
+                }),
+                testing::HasSubstr("copy: destination [7, 12] float32 on cpu has stride 0 along axis 0"));
+    EXPECT_THAT(test::message_of([&] {
+                    axpy(ctx, row.expand({7, 12}), 1.0, x);
+                }),
+                testing::HasSubstr("axpy: y [7, 12] float32 on cpu has stride 0 along axis 0"));
+    EXPECT_THAT(to_host(ctx, row), testing::Each(0.0));
+}
+
 TEST(Copy, DoesNotWriteBetweenRows) {
     const Tensor x = zeros(ctx, {7, 20}, DType::f32);
     copy(ctx, x.slice(1, 3, 12), randn(ctx, {7, 12}, DType::f32, Seed{1}));

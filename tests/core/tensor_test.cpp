@@ -72,6 +72,9 @@ TEST(Tensor, ExpandRepeatsWithStrideZero) {
     EXPECT_THAT(to_host(ctx, wide.select(0, 1)), testing::ElementsAre(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2));
     EXPECT_THROW(x.expand({2, 4}), Error);
     EXPECT_THROW(wide.expand({3}), Error);
+    EXPECT_THROW(x.expand({3, -4}), Error);
+    EXPECT_THROW(x.expand({-1, 3, 1}), Error);
+    EXPECT_THROW(x.expand({std::int64_t{1} << 62, 3, 4}), Error);
 }
 
 TEST(Tensor, ContiguityIgnoresAxesOfLengthOne) {

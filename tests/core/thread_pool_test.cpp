@@ -145,6 +145,11 @@ TEST(ThreadPool, RethrowsOnlyWhenRunningBlocksHaveEnded) {
     }
 }
 
+TEST(ThreadPool, RefusesANegativeNumberOfThreads) {
+    EXPECT_THROW(ThreadPool(-1), Error);
+    EXPECT_THROW(Context(Device::cpu(), -4), Error);
+}
+
 TEST(ThreadPool, RunsEveryBlockOnce) {
     for (const int threads : {1, 2, 3, 7}) {
         ThreadPool pool(threads);

@@ -480,7 +480,8 @@ def judge(gradtile, directory, name, flags, reference):
     train_flags = ["--data", text, "--val-data", text, "--eval-every", "0", "--quiet", "--device", "cpu", *COMMON, *flags]
     # The checkpoint after one step with a rate of almost 0 contains the initial weights: zeros have become 1e-30.
     first = directory / f"{name}-first"
-    run(gradtile, "train", *train_flags, "--out", first, "--steps", "1", "--warmup", "0", "--lr", "1e-30", "--min-lr", "1e-30", "--muon-lr", "1e-30")
+    still = ["--lr", "1e-30", "--min-lr", "1e-30"] + (["--muon-lr", "1e-30"] if "muon" in flags else [])
+    run(gradtile, "train", *train_flags, "--out", first, "--steps", "1", "--warmup", "0", *still)
     initial, _, tokenizer = read_checkpoint(first / "checkpoints" / "step_00000001.h5")
     out = directory / name
     run(gradtile, "train", *train_flags, "--out", out, "--steps", STEPS)

@@ -123,6 +123,12 @@ TEST(Rope, RefusesPositionsBeyondItsTable) {
     EXPECT_THROW(Rope(7, 20), Error);
 }
 
+TEST(Rope, RefusesToRotateOneHeadSeveralTimes) {
+    const Context ctx(Device::cpu(), 1);
+    const Tensor head = zeros(ctx, {1, 5, 1, 8}, DType::f32);
+    EXPECT_THROW(Rope(8, 20).forward(ctx, head.expand({2, 5, 3, 8})), Error);
+}
+
 // ---- On the GPU ----
 
 using test::OnCuda;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/core/philox.h>
+#include <gradtile/core/text/json_reader.h>
 #include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/config/train_config.h>
 
@@ -167,6 +168,88 @@ TEST(TrainConfig, EveryRefusedCombinationIsNamed) {
         examples[i].change(config);
         EXPECT_TRUE(refused_combinations()[i].is_in(config)) << examples[i].message;
         EXPECT_EQ(message_of([&] { validate(config); }), examples[i].message);
+    }
+}
+
+TEST(TrainConfig, GivenSettingsWithoutEffectAreNamed) {
+    struct Example {
+        const char* setting;
+        const char* value;
+        const char* unused_in;  ///< settings of a config that does not use it
+        const char* used_in;
+    };
+    constexpr const char* none = "{}";
+    constexpr const char* rope = R"({"positions": "rope"})";
+    constexpr const char* yarn = R"({"positions": "rope", "rope-scaling": "yarn"})";
+    constexpr const char* llama3 = R"({"positions": "rope", "rope-scaling": "llama3"})";
+    constexpr const char* longrope = R"({"positions": "rope", "rope-scaling": "longrope"})";
+    constexpr const char* scaled_without_rope = R"({"positions": "alibi", "rope-scaling": "yarn"})";
+    constexpr const char* lora = R"({"lora-rank": 4})";
+    constexpr const char* start = R"({"init-from": "runs/a"})";
+    constexpr const char* lion = R"({"optimizer": "lion"})";
+    constexpr const char* muon = R"({"optimizer": "muon"})";
+    constexpr const char* samples = R"({"sample-every": 10})";
+    const Example examples[] = {
+        // one for each setting, in the list's order
+        {"rope-base", "500000.0", none, rope},
+        {"rotary-width", "8", none, rope},
+        {"rope-pattern", "4", none, rope},
+        {"window-rope-base", "1000.0", rope, R"({"positions": "rope", "window": 8})"},
+        {"rope-scaling", "\"yarn\"", none, rope},
+        {"rope-factor", "4.0", R"({"positions": "rope", "rope-scaling": "half-truncated"})",
+         R"({"positions": "rope", "rope-scaling": "linear"})"},
+        {"rope-original-context", "64", R"({"positions": "rope", "rope-scaling": "linear"})",
+         R"({"positions": "rope", "rope-scaling": "dynamic"})"},
+        {"rope-low-factor", "2.0", yarn, llama3},
+        {"rope-high-factor", "8.0", rope, llama3},
+        {"rope-beta-fast", "16.0", llama3, yarn},
+        {"rope-beta-slow", "2.0", longrope, yarn},
+        {"rope-truncate", "false", scaled_without_rope, yarn},
+        {"rope-mscale", "1.0", rope, yarn},
+        {"rope-mscale-all-dim", "1.0", none, yarn},
+        {"rope-attention-factor", "1.5", llama3, longrope},
+        {"rope-short-factors", "[1.0,2.0]", yarn, longrope},
+        {"rope-long-factors", "[1.0,2.0]", rope, longrope},
+        {"window-pattern", "2", none, R"({"window": 8})"},
+        {"qk-norm-kind", "\"projection\"", none, R"({"qk-norm": true})"},
+        {"logit-softcap-form", "\"root\"", none, R"({"logit-softcap": 15})"},
+        {"lora-alpha", "16.0", none, lora},
+        {"lora-on", "\"attn\"", none, lora},
+        {"zero-init", "true", start, none},
+        {"embedding-std", "0.1", start, none},
+        {"val-fraction", "0.2", R"({"val-data": "b.txt"})", none},
+        {"document-token", "3", none, R"({"packed": true})"},
+        {"max-documents", "3", none, R"({"packed": true})"},
+        {"wsd-decay", "0.4", none, R"({"schedule": "wsd"})"},
+        {"beta1", "0.5", lion, none},
+        {"beta2", "0.5", lion, muon},
+        {"epsilon", "1e-05", lion, muon},
+        {"lion-beta1", "0.5", none, lion},
+        {"lion-beta2", "0.5", muon, lion},
+        {"muon-lr", "0.02", none, muon},
+        {"muon-momentum", "0.9", lion, muon},
+        {"muon-products", "\"f32\"", none, muon},
+        {"sample-tokens", "5", none, samples},
+        {"sample-prompt", "\"Once\"", none, samples},
+    };
+    ASSERT_EQ(std::size(examples), conditional_settings().size());
+    const auto refusal = [](const JsonValue& given, const char* others) {
+        TrainConfig config;
+        apply_json(config, given, "command line");
+        apply_config_text(config, others, "preset");
+        return message_of([&] { check_used(config, given); });
+    };
+    for (std::size_t i = 0; i < std::size(examples); ++i) {
+        const Example& e = examples[i];
+        JsonValue given = JsonValue::object();
+        given.set(e.setting, parse_json_or_null(e.value));
+        EXPECT_EQ(refusal(given, e.unused_in), concat(e.setting, ": ", e.value, " has no effect without ",
+                                                      conditional_settings()[i].condition));
+        EXPECT_EQ(refusal(given, e.used_in), "no error") << e.setting;
+        // A preset or a config file may hold the setting, and a default value promises nothing.
+        EXPECT_EQ(refusal(JsonValue::object(), e.unused_in), "no error") << e.setting;
+        given.set(e.setting, to_json(TrainConfig())[e.setting]);
+        EXPECT_EQ(refusal(given, e.unused_in), "no error") << e.setting;
     }
 }
 

@@ -1,6 +1,7 @@
 // gradtile corpus: generates stories or conversations for training without a download, and measures the
 // grammar's own loss on stories.
 #include <cstdio>
+#include <optional>
 #include <span>
 
 #include <gradtile/core/io/durable_file.h>
@@ -14,9 +15,10 @@
 namespace gradtile::cli {
 namespace {
 
+constexpr std::int64_t default_characters = 1'000'000;
+
 struct Flags {
-    std::int64_t characters = 1'000'000;
-    std::int64_t dialogues = 0;
+    std::optional<std::int64_t> characters, dialogues;
     std::uint64_t seed = 1;
     std::string out, score;
 };
@@ -26,16 +28,17 @@ void write_file(const std::string& path, const std::string& text) {
 }
 
 void write_dialogues(const Flags& flags) {
-    check_flag("--dialogues", flags.dialogues, {1, 1e7});
-    const std::string text = conversations_text(generate_dialogues(flags.dialogues, Seed{flags.seed}));
+    check_flag("--dialogues", *flags.dialogues, {1, 1e7});
+    const std::string text = conversations_text(generate_dialogues(*flags.dialogues, Seed{flags.seed}));
     write_file(flags.out, text);
     std::printf("%s: %lld conversations, %zu bytes\n", printable(flags.out).c_str(),
-                static_cast<long long>(flags.dialogues), text.size());
+                static_cast<long long>(*flags.dialogues), text.size());
 }
 
 void write_stories(const Flags& flags) {
-    check_flag("--characters", flags.characters, {1, 1e9});
-    const Corpus corpus = generate_corpus(flags.characters, Seed{flags.seed});
+    const std::int64_t characters = flags.characters.value_or(default_characters);
+    check_flag("--characters", characters, {1, 1e9});
+    const Corpus corpus = generate_corpus(characters, Seed{flags.seed});
     write_file(flags.out, corpus.text);
     std::printf("%s: %zu stories, %zu characters\n", printable(flags.out).c_str(), corpus.stories.size(),
                 corpus.text.size());
@@ -55,12 +58,17 @@ void print_score(const std::string& path) {
 int corpus(const Flags& flags) {
     check_usage(flags.out.empty() != flags.score.empty(),
                 "corpus: give either --out FILE (write) or --score FILE (measure)");
-    if (!flags.out.empty() && flags.dialogues != 0) {
+    check_usage(!flags.characters || !flags.dialogues,
+                "--characters and --dialogues: expected only one of them");
+    if (!flags.score.empty()) {
+        check_usage(!flags.characters && !flags.dialogues,
+                    "--score: expected neither --characters nor --dialogues");
+        print_score(flags.score);
+    } else if (flags.dialogues) {
         write_dialogues(flags);
-    } else if (!flags.out.empty()) {
+    } else {
         write_stories(flags);
     }
-    if (!flags.score.empty()) print_score(flags.score);
     return 0;
 }
 
@@ -70,10 +78,12 @@ void add_corpus(CommandLine& program) {
     const auto flags = std::make_shared<Flags>();
     Command command =
         program.add_command("corpus", "Generate short stories or conversations from a grammar, for training");
-    command.add_value("--characters", flags->characters,
-                      "minimum number of characters; the last story is not cut");
-    command.add_value("--dialogues", flags->dialogues,
-                      "number of conversations (JSON Lines) to write instead of stories");
+    command.add_value<std::int64_t>("--characters", "minimum number of characters; the last story is not cut",
+                                    default_characters,
+                                    [flags](const std::int64_t& n) { flags->characters = n; });
+    command.add_value<std::int64_t>("--dialogues",
+                                    "number of conversations (JSON Lines) to write instead of stories",
+                                    [flags](const std::int64_t& n) { flags->dialogues = n; });
     command.add_value("--seed", flags->seed, "seed of the texts");
     command.add_value("--out", flags->out, "file to write");
     command.add_value(

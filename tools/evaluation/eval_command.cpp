@@ -164,8 +164,9 @@ int eval(const Flags& flags) {
     check_flag("--batch", flags.batch, {1, setting_limits::max_sequences});
     check_flag("--stride", flags.stride, {0, 1e9});
     check_usage(flags.data.empty() != flags.task.empty(), "eval: give either --data FILE or --task FILE");
-    check_usage(flags.task.empty() || (flags.logits.empty() && flags.stride == 0),
-                "--task: expected neither --logits nor --stride");
+    check_usage(flags.task.empty() || (flags.logits.empty() && flags.stride == 0 &&
+                                       flags.text_column.empty() && flags.token_type == TokenType::automatic),
+                "--task: expected none of --logits, --stride, --text-column and --token-type");
     if (!flags.logits.empty()) check_logits_file(flags);
     const auto model = flags.model.load();
     const ModelConfig& config = model->transformer.config;

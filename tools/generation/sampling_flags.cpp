@@ -1,5 +1,7 @@
 #include <gradtile/tools/generation/sampling_flags.h>
 
+#include <algorithm>
+
 #include <gradtile/tools/command_line/usage_error.h>
 
 namespace gradtile::cli {
@@ -21,6 +23,7 @@ void add_sampling_flags(Command& command, SampleOptions& options) {
 
 void check_sampling_flags(const SampleOptions& options) {
     check_flag("--tokens", options.tokens, sample_limits::tokens);
+    check_usage(std::ranges::find(options.stop, "") == options.stop.end(), "--stop '': expected a text");
     check_flag("--temperature", options.temperature, sample_limits::temperature);
     check_flag("--top-k", options.top_k, sample_limits::top_k);
     check_flag("--top-p", options.top_p, sample_limits::top_p);

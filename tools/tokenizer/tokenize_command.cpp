@@ -67,6 +67,7 @@ void add_tokenize(CommandLine& program) {
         check_flag("--threads", flags->threads, {0, 4096});
         chosen.threads = static_cast<int>(flags->threads);
         check_outputs(chosen, flags->tokenizer);
+        rethrow_as_usage_error([&] { validate(chosen); });
         LineProgress progress;
         chosen.on_progress = [&](std::int64_t bytes, std::int64_t of) { progress.show_bytes(bytes, of); };
         const TokenizeResult result = tokenize_files(flags->tokenizer == name_of(TokenizerKind::bytes)

@@ -60,12 +60,16 @@ std::int64_t bytes_of_files(const std::vector<std::string>& files) {
     return bytes;
 }
 
-TokenizeResult tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions& options) {
+void validate(const TokenizeOptions& options) {
     check(!options.files.empty(), "tokenize: no file given");
     check(options.val_fraction >= 0.0 && options.val_fraction < 1.0, "val-fraction: ", options.val_fraction,
           "; expected 0 <= val-fraction < 1");
     check((options.val_fraction > 0.0) == !options.val_out.empty(),
           "val-fraction and val-out: give both or neither");
+}
+
+TokenizeResult tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions& options) {
+    validate(options);
     TokenizeResult result{.format = format_for(tokenizer, options)};
     const DocumentEncoder encoder = encoder_for(tokenizer, options);
     const std::vector<std::string> files = files_of(options.files);

@@ -51,12 +51,16 @@ std::vector<std::string> files_of(const std::vector<std::string>& names);
 /// Returns how many bytes the files have, without standard input.
 std::int64_t bytes_of_files(const std::vector<std::string>& files);
 
+/// Throws Error naming the option that is missing, out of range or contradicts another one.
+void validate(const TokenizeOptions& options);
+
 /// Encodes documents in their order and writes one token file, or two with a val_fraction. Empty documents
 /// are left out. Memory holds some MiB of text, of a plain text all of it, and with a val_fraction 8 bytes
 /// for each document. A token file does not tell which tokens are targets.
 ///
 /// Throws Error naming the file or the option when a file cannot be read, the tokenizer has no such
-/// separator, the format cannot hold the vocabulary, or the documents are too few to be split.
+/// separator, the format cannot hold the vocabulary, or the documents are too few to be split, and as
+/// validate() does.
 TokenizeResult tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions& options);
 
 }  // namespace gradtile

@@ -32,7 +32,7 @@ int train_tokenizer(Flags& flags) {
     flags.options.on_progress = [&](std::int64_t merges, std::int64_t of) {
         progress.show(concat(grouped(merges), " of ", grouped(of), " merges"));
     };
-    BytePairTrainer trainer(flags.options);
+    BytePairTrainer trainer = rethrow_as_usage_error([&] { return BytePairTrainer(flags.options); });
     const std::vector<std::string> files = files_of(flags.data);
     const std::int64_t all_bytes = bytes_of_files(files);
     DocumentReader reader(files, flags.text_column);

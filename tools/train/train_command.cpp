@@ -16,6 +16,7 @@
 #include <gradtile/tools/plan/device_peak.h>
 #include <gradtile/tools/train/train_display.h>
 #include <gradtile/train/config/recipe.h>
+#include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
 #include <gradtile/train/run/output_place.h>
@@ -68,7 +69,15 @@ TrainConfig config_of(const Flags& flags) {
                 " the length of the data is not known, expected --steps or --time-budget");
     if (config.steps == not_given) config.steps = TrainConfig().steps;
     check_usage(!config.out.empty(), "--out '': expected a directory for the run's files");
+    check_usage(flags.print_config || !config.data.empty(), "data: no file given (--data FILE)");
     return config;
+}
+
+void validate_settings(const Flags& flags, const TrainConfig& config, std::int64_t ranks) {
+    rethrow_as_usage_error([&] {
+        validate(config, ranks);
+        check_used(config, flags.settings.given());
+    });
 }
 
 /// Refuses a place to write to that only the --config file names; see output_place.h.
@@ -158,7 +167,7 @@ std::unique_ptr<Trainer> make_trainer(const Flags& flags, const std::shared_ptr<
         return std::make_unique<Trainer>(flags.resume, resume_options(flags), on_message, group,
                                          parse_corpus);
     const TrainConfig config = flags.resume.empty() ? config_of(flags) : config_of_run(flags);
-    rethrow_as_usage_error([&] { validate(config, group->size()); });
+    validate_settings(flags, config, group->size());
     if (!flags.memory) check_outputs(flags, config);
     return std::make_unique<Trainer>(config, on_message, group,
                                      flags.memory ? Trainer::Purpose::plan : Trainer::Purpose::train,
@@ -227,7 +236,7 @@ int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group
 /// Prints the settings as in the run's config.json.
 int print_config(const Flags& flags) {
     TrainConfig config = flags.resume.empty() ? config_of(flags) : config_of_run(flags);
-    rethrow_as_usage_error([&] { validate(config); });
+    validate_settings(flags, config, 1);
     make_paths_absolute(config);
     if (config.model.vocabulary == 0 && !config.data.empty())
         config.model.vocabulary =
@@ -292,7 +301,7 @@ int launch_training(const Flags& flags) {
     Launch launch = make_launch(flags.group, config.device, "--restarts");
     launch.replaces_lost_ranks = replaces_lost_ranks(flags);
     launch.directory = flags.resume.empty() ? config.out : flags.resume;
-    if (flags.resume.empty()) rethrow_as_usage_error([&] { validate(config, launch.processes); });
+    if (flags.resume.empty()) validate_settings(flags, config, launch.processes);
     if (flags.restarts) launch.restarts = checked_count("--restarts", *flags.restarts, 0);
     // --gpus overrides a run's device if the run began on the CPU.
     if (flags.group.gpus && !flags.resume.empty())

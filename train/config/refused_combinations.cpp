@@ -18,6 +18,20 @@ bool is_shared(const TrainConfig& c) {
     return c.context_parallel > 1;
 }
 
+bool rotates(const TrainConfig& c) {
+    return c.model.positions == Positions::rope;
+}
+
+template <RopeKind... kinds>
+bool scales_rotation(const TrainConfig& c) {
+    return rotates(c) && ((c.model.rope_scaling.kind == kinds) || ...);
+}
+
+template <class Settings>
+bool optimizes_by(const TrainConfig& c) {
+    return c.optimizer == kind_of<Settings>;
+}
+
 }  // namespace
 
 std::span<const RefusedCombination> refused_combinations() {
@@ -93,6 +107,81 @@ std::span<const RefusedCombination> refused_combinations() {
          "with lora-rank, whose frozen weights no process copies; expected 0"},
     };
     return list;
+}
+
+std::span<const ConditionalSetting> conditional_settings() {
+    using enum RopeKind;
+    static constexpr const char* rope = "positions rope";
+    static constexpr const char* longer =
+        "positions rope and rope-scaling linear, dynamic, llama3, yarn or longrope";
+    static constexpr const char* from_length =
+        "positions rope and rope-scaling dynamic, llama3, yarn or longrope";
+    static constexpr const char* of_llama3 = "positions rope and rope-scaling llama3";
+    static constexpr const char* of_yarn = "positions rope and rope-scaling yarn";
+    static constexpr const char* of_longrope = "positions rope and rope-scaling longrope";
+    static constexpr const char* of_magnitude = "positions rope and rope-scaling yarn or longrope";
+    static constexpr auto has_window = [](const TrainConfig& c) { return c.model.window > 0; };
+    static constexpr auto has_adapters = [](const TrainConfig& c) { return c.adapters.rank > 0; };
+    static constexpr auto has_samples = [](const TrainConfig& c) { return c.sample_every > 0; };
+    static constexpr auto is_packed = [](const TrainConfig& c) { return c.packed; };
+    static constexpr auto draws_weights = [](const TrainConfig& c) { return c.init_from.empty(); };
+    static constexpr auto has_adam_moments = [](const TrainConfig& c) {
+        return !optimizes_by<LionSettings>(c);
+    };
+    static constexpr ConditionalSetting list[] = {
+        {"rope-base", rotates, rope},
+        {"rotary-width", rotates, rope},
+        {"rope-pattern", rotates, rope},
+        {"window-rope-base", [](const TrainConfig& c) { return rotates(c) && c.model.window > 0; },
+         "positions rope and a window"},
+        {"rope-scaling", rotates, rope},
+        {"rope-factor", scales_rotation<linear, dynamic, llama3, yarn, longrope>, longer},
+        {"rope-original-context", scales_rotation<dynamic, llama3, yarn, longrope>, from_length},
+        {"rope-low-factor", scales_rotation<llama3>, of_llama3},
+        {"rope-high-factor", scales_rotation<llama3>, of_llama3},
+        {"rope-beta-fast", scales_rotation<yarn>, of_yarn},
+        {"rope-beta-slow", scales_rotation<yarn>, of_yarn},
+        {"rope-truncate", scales_rotation<yarn>, of_yarn},
+        {"rope-mscale", scales_rotation<yarn>, of_yarn},
+        {"rope-mscale-all-dim", scales_rotation<yarn>, of_yarn},
+        {"rope-attention-factor", scales_rotation<yarn, longrope>, of_magnitude},
+        {"rope-short-factors", scales_rotation<longrope>, of_longrope},
+        {"rope-long-factors", scales_rotation<longrope>, of_longrope},
+        {"window-pattern", has_window, "a window"},
+        {"qk-norm-kind", [](const TrainConfig& c) { return c.model.qk_norm; }, "qk-norm"},
+        {"logit-softcap-form", [](const TrainConfig& c) { return c.model.logit_softcap.limit > 0; },
+         "logit-softcap"},
+        {"lora-alpha", has_adapters, "lora-rank"},
+        {"lora-on", has_adapters, "lora-rank"},
+        {"zero-init", draws_weights, "new weights; init-from has its own"},
+        {"embedding-std", draws_weights, "new weights; init-from has its own"},
+        {"val-fraction", [](const TrainConfig& c) { return c.val_data.empty() || c.val_fraction == 0.0; },
+         "validation on a part of data; val-data is another file"},
+        {"document-token", is_packed, "packed"},
+        {"max-documents", is_packed, "packed"},
+        {"wsd-decay", [](const TrainConfig& c) { return c.schedule == ScheduleKind::wsd; }, "schedule wsd"},
+        {"beta1", has_adam_moments, "optimizer adamw or muon"},
+        {"beta2", has_adam_moments, "optimizer adamw or muon"},
+        {"epsilon", has_adam_moments, "optimizer adamw or muon"},
+        {"lion-beta1", optimizes_by<LionSettings>, "optimizer lion"},
+        {"lion-beta2", optimizes_by<LionSettings>, "optimizer lion"},
+        {"muon-lr", optimizes_by<MuonSettings>, "optimizer muon"},
+        {"muon-momentum", optimizes_by<MuonSettings>, "optimizer muon"},
+        {"muon-products", optimizes_by<MuonSettings>, "optimizer muon"},
+        {"sample-tokens", has_samples, "sample-every"},
+        {"sample-prompt", has_samples, "sample-every"},
+    };
+    return list;
+}
+
+void check_used(const TrainConfig& config, const JsonValue& given) {
+    const JsonValue defaults = to_json(TrainConfig());
+    for (const ConditionalSetting& conditional : conditional_settings()) {
+        const char* const name = conditional.setting;
+        if (!given.contains(name) || given[name] == defaults[name]) continue;
+        check(conditional.is_used(config), name, ": ", given[name], " has no effect without ",
+              conditional.condition);
+    }
 }
 
 std::span<const RefusedCombination> refused_with_row_ranges() {

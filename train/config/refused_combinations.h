@@ -16,6 +16,20 @@ struct RefusedCombination {
 /// config has.
 std::span<const RefusedCombination> refused_combinations();
 
+/// A setting that nothing reads in some configs.
+struct ConditionalSetting {
+    const char* setting;
+    bool (*is_used)(const TrainConfig& config);
+    const char* condition;  ///< "has no effect without CONDITION"
+};
+
+/// A preset, a config file or a checkpoint may hold such settings where nothing reads them, because they hold
+/// every setting. A user who sets one on the command line expects an effect.
+std::span<const ConditionalSetting> conditional_settings();
+/// Throws Error "setting: value has no effect without CONDITION" for the first member of `given`, a JSON
+/// object of settings, that the config does not use and that differs from the default.
+void check_used(const TrainConfig& config, const JsonValue& given);
+
 /// Settings that row ranges do not support: attention's mask of a model with prefix, and of completions that
 /// share a prompt.
 std::span<const RefusedCombination> refused_with_row_ranges();

@@ -32,7 +32,8 @@ struct Source {
     TokenSequence tokens{};
     std::int64_t vocabulary = 0;
     std::int32_t separator = -1;
-    bool vocabulary_of_ids = false;  // see TokenFile::vocabulary_of_ids
+    bool vocabulary_of_ids = false;                // see TokenFile::vocabulary_of_ids
+    TokenFormat format = TokenFormat::headerless;  // of token files
     std::optional<Tokenizer> tokenizer{};
     std::optional<std::vector<Story>> stories{};
     std::vector<std::int64_t>
@@ -125,6 +126,8 @@ Source open_plain_text(const std::string& path, const SourceOptions& options) {
     // The 32-bit ids (4 bytes per character at most) need memory in addition to the text.
     TextReader reader = open_text(file, FileHash::computed);
     std::string text = reader.read_all(kind == TokenizerKind::bytes ? 1 : 5);
+    check(!begins_like_shard(text), path,
+          ": begins as a token shard of llm.c; expected text, or a name that ends in .bin");
     Source source{.contents = {reader.content().value()}};
     require_same_content(path, source.contents, options.expected_content);
     const std::string_view part = part_to_tokenize(text, kind, path);
@@ -201,6 +204,7 @@ Source open_tokens(const std::string& path, const SourceOptions& options) {
     Source source{.vocabulary = file.vocabulary,
                   .separator = separator_of(file.format),
                   .vocabulary_of_ids = file.vocabulary_of_ids,
+                  .format = file.format,
                   .tokenizer = options.tokenizer,
                   .description = file.description()};
     if (source.tokenizer && source.separator < 0)
@@ -208,6 +212,13 @@ Source open_tokens(const std::string& path, const SourceOptions& options) {
     source.tokens = std::move(file.tokens);
     source.contents = std::move(file.contents);
     return source;
+}
+
+/// Shards of llm.c name the tokenizer of their ids. An id of another tokenizer is another token.
+void require_same_shards(const DatasetOptions& options, TokenFormat train, TokenFormat validation) {
+    const bool are_shards = separator_of(train) >= 0 && separator_of(validation) >= 0;
+    check(!are_shards || train == validation, options.val_data, ": is a ", name_of(validation),
+          " token file, ", options.data, " a ", name_of(train), " one");
 }
 
 Source open_source(const std::string& path, const SourceOptions& options) {
@@ -422,6 +433,7 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
     how.expected_content = member_or_null(options.expected_content, "val-data");
     if (!source.vocabulary_of_ids) how.token_file.vocabulary = dataset.vocabulary;
     Source validation = open_source(options.val_data, how);
+    require_same_shards(options, source.format, validation.format);
     if (validation.stories)
         dataset.source_loss = source_loss_of(*validation.stories, validation.tokens.size());
     dataset.train = std::move(source.tokens);

@@ -218,6 +218,14 @@ bool is_token_file(std::string_view path) {
     return path.ends_with(".bin");
 }
 
+bool begins_like_shard(std::string_view bytes) {
+    std::int32_t magic = 0;
+    if (bytes.size() < sizeof magic) return false;
+    std::memcpy(&magic, bytes.data(), sizeof magic);
+    return magic != 0 && std::ranges::find(token_format_table, magic, &TokenFormatTraits::magic) !=
+                             token_format_table.end();
+}
+
 std::string TokenFile::description() const {
     const TokenFormatTraits& traits = traits_of(format);
     const bool several = contents.size() > 1;

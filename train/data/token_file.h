@@ -93,6 +93,9 @@ struct FileTokens {
 /// Returns whether the name ends in .bin: such files are read as tokens, others as text.
 bool is_token_file(std::string_view path);
 
+/// Returns whether a file that begins with these bytes is a shard of llm.c, whatever its name is.
+bool begins_like_shard(std::string_view bytes);
+
 /// Opens a token file, or all files that match a pattern with *, ? or [], in name order, as one sequence. A
 /// file's first words determine its format. Checks every id, unless every id of that width is below the
 /// vocabulary; each later read is checked again.

@@ -151,6 +151,41 @@ TEST(Usage, UsageErrorsExitWith2) {
     EXPECT_FALSE(exists(out));
 }
 
+TEST(Usage, FlagsThatWouldHaveNoEffectExitWith2) {
+    const TemporaryDirectory place;
+    const std::string stories = write_stories(place), bin = (place / "t.bin").string();
+    const Arguments training = tiny_training(stories, place / "run");
+    const Arguments tokenize{"tokenize", stories, "--tokenizer", "bytes", "--out", bin};
+    const std::vector<std::pair<Arguments, std::string>> cases = {
+        {training + Arguments{"--rope-base", "500000"}, "rope-base: 500000.0 has no effect"},
+        {training + Arguments{"--muon-lr", "0.02", "--memory"}, "muon-lr: 0.02 has no effect"},
+        {training + Arguments{"--sample-tokens", "9", "--print-config"}, "sample-tokens: 9 has no effect"},
+        {training + Arguments{"--lora-on", "mlp", "--processes", "2"}, "lora-on: \"mlp\" has no effect"},
+        {{"train", "--preset", "demo"}, "--data FILE"},
+        {{"train", "--preset", "demo", "--restarts", "2"}, "--data FILE"},
+        {{"corpus", "--out", bin, "--dialogues", "0"}, "--dialogues: 0"},
+        {{"corpus", "--out", bin, "--dialogues", "3", "--characters", "5"}, "only one of them"},
+        {{"corpus", "--score", stories, "--dialogues", "3"}, "--score: expected neither"},
+        {{"eval", "x", "--task", "y", "--text-column", "z"}, "--task: expected none of"},
+        {{"eval", "x", "--task", "y", "--token-type", "uint32"}, "--task: expected none of"},
+        {{"sample", "x", "--stop", ""}, "--stop ''"},
+        {{"chat", "x", "--stop", "a", ""}, "--stop ''"},
+        {{"tokenizer", "train", "--data", stories, "--vocabulary", "100", "--out", bin}, "vocabulary: 100"},
+        {tokenize + Arguments{"--val-fraction", "0.5"}, "val-out"},
+        {tokenize + Arguments{"--val-fraction", "1", "--val-out", bin + ".bin"}, "val-fraction: 1"},
+    };
+    for (const auto& [arguments, part] : cases) {
+        const Outcome outcome = run(arguments);
+        EXPECT_EQ(outcome.exit_code, 2) << outcome.err;
+        expect_refused(outcome, {part});
+    }
+    EXPECT_FALSE(exists(place / "run"));
+    EXPECT_FALSE(std::filesystem::exists(bin));
+    // A preset may hold settings that a flag makes useless.
+    expect_success(run({"train", "--preset", "gpt-oss-tiny", "--positions", "learned", "--window", "0",
+                        "--optimizer", "lion", "--print-config"}));
+}
+
 TEST(Usage, FailedCommandsExitWith1) {
     const TemporaryDirectory place;
     const std::string none = (place / "none").string();

@@ -205,6 +205,29 @@ TEST(Dataset, TheLargerOfTwoHeaderlessFilesGivesTheVocabulary) {
     EXPECT_EQ(load_dataset({.data = small, .val_data = shard}).vocabulary, 50257);
 }
 
+TEST(Dataset, ShardsOfTwoTokenizersAreNotTrainingAndValidationData) {
+    const TemporaryDirectory place;
+    const std::string gpt2 = place / "gpt2.bin", llama3 = place / "llama3.bin";
+    write_token_file(gpt2, TokenFormat::gpt2_shard, std::vector<std::int32_t>{1, 2});
+    write_token_file(llama3, TokenFormat::llama3_shard, std::vector<std::int32_t>{1, 2});
+    EXPECT_EQ(message_of([&] { load_dataset({.data = llama3, .val_data = gpt2}); }),
+              gpt2 + ": is a gpt2 token file, " + llama3 + " a llama3 one");
+    EXPECT_EQ(message_of([&] { load_dataset({.data = gpt2, .val_data = llama3}); }),
+              llama3 + ": is a llama3 token file, " + gpt2 + " a gpt2 one");
+}
+
+TEST(Dataset, ShardsWithAnotherNameAreNotReadAsText) {
+    const TemporaryDirectory place;
+    for (const TokenFormat format : {TokenFormat::gpt2_shard, TokenFormat::llama3_shard}) {
+        const std::string path = place / "shard.tokens";
+        write_token_file(path, format, std::vector<std::int32_t>{1, 2});
+        for (const TokenizerKind kind : {TokenizerKind::bytes, TokenizerKind::characters})
+            EXPECT_EQ(
+                message_of([&] { load_dataset({.data = path, .tokenizer = kind}); }),
+                path + ": begins as a token shard of llm.c; expected text, or a name that ends in .bin");
+    }
+}
+
 TEST(Dataset, IsIdentifiedByContentAndNotByName) {
     const TemporaryDirectory place;
     const auto write_tokens = [&](const std::string& name, const std::vector<std::int32_t>& ids) {
