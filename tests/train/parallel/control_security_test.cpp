@@ -501,7 +501,7 @@ TEST(StartDeadline, ReportsTheCurrentWaitAtTheDeadline) {
     std::atomic<int> calls = 0;
     std::string reported;
     {
-        StartDeadline deadline(SteadyClock::now() + milliseconds(100), [&](const std::string& waiting_for) {
+        StartDeadline deadline(within(seconds(2)), [&](const std::string& waiting_for) {
             reported = waiting_for;
             ++calls;
         });

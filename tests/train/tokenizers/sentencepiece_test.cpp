@@ -284,6 +284,7 @@ TEST(UnicodeNormalizers, NormalizeAsTheUnicodeStandardSays) {
 }
 
 /// The time grows as n log n: with the square of n, a million marks would take minutes.
+/// In quadratic time this would take longer than ctest waits.
 TEST(UnicodeNormalizers, OrderAMillionMarks) {
     const int count = 500'000;
     const auto repeated = [&](std::string_view mark) {
@@ -292,14 +293,12 @@ TEST(UnicodeNormalizers, OrderAMillionMarks) {
         return text;
     };
     const std::string text = "q" + repeated("\u0301\u0327") + "é";
-    const auto begin = std::chrono::steady_clock::now();
     for (const UnicodeForm form :
          {UnicodeForm::nfc, UnicodeForm::nfd, UnicodeForm::nfkc, UnicodeForm::nfkd}) {
         const bool composes = form == UnicodeForm::nfc || form == UnicodeForm::nfkc;
         EXPECT_TRUE(Normalizer({form}, "t").run(text) ==
                     "q" + repeated("\u0327") + repeated("\u0301") + (composes ? "é" : "e\u0301"));
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
 }
 #endif
 
