@@ -1,5 +1,5 @@
 #pragma once
-/// Sends signals to processes that a test has started.
+/// Signals of processes that a test starts.
 #include <csignal>
 #include <cstring>
 
@@ -13,6 +13,11 @@ inline void signal_process(pid_t process, int signal) {
     check(process > 0, "no process to send signal ", signal, " to");
     check(::kill(process, signal) == 0, "cannot send signal ", signal, " to process ", process, ": ",
           std::strerror(errno));
+}
+
+/// In a forked child: a shell's background job and nohup ignore signals, which the child must not inherit.
+inline void reset_ignored_signals() {
+    for (const int number : {SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTSTP}) std::signal(number, SIG_DFL);
 }
 
 }  // namespace gradtile::test

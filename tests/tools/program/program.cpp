@@ -37,10 +37,6 @@ std::vector<std::string> Outcome::error_lines() const {
     return lines;
 }
 
-void reset_ignored_signals() {
-    for (const int number : {SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTSTP}) ::signal(number, SIG_DFL);
-}
-
 void execute_program(const Arguments& arguments) {
     reset_ignored_signals();
     ::setenv("CUDA_VISIBLE_DEVICES", "", 1);

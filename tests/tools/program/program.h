@@ -34,10 +34,6 @@ struct ProcessOptions {
     std::string program = GRADTILE_PROGRAM;
 };
 
-/// In a forked child: the program must not inherit that the test ignores signals, as a shell's background job
-/// does.
-void reset_ignored_signals();
-
 /// Executes the program in this process, which must be a forked child, without GPUs. Does not return.
 [[noreturn]] void execute_program(const Arguments& arguments);
 

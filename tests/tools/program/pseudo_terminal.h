@@ -19,6 +19,8 @@
 
 #include "program.h"
 
+#include <support/signal_process.h>
+
 namespace gradtile::test {
 
 /// The text on a terminal that is `columns` wide, including lines that have scrolled out of its window.

@@ -17,18 +17,22 @@
 
 #include <support/error_message.h>
 #include <support/no_new_threads.h>
+#include <support/signal_process.h>
 
 namespace gradtile {
 namespace {
+
+[[noreturn]] void run_as_child(const std::function<void()>& body) {
+    test::reset_ignored_signals();
+    body();
+    _exit(0);
+}
 
 /// Runs `body` in a child and returns its exit code, or 1000 + the signal that ended it. The child has one
 /// thread, like a program at its start.
 int end_of_child(const std::function<void()>& body) {
     const pid_t child = fork();
-    if (child == 0) {
-        body();
-        _exit(0);
-    }
+    if (child == 0) run_as_child(body);
     int status = 0;
     if (child < 0 || waitpid(child, &status, 0) != child) throw Error("no child");
     return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -176,10 +180,7 @@ struct OnTerminal {
     explicit OnTerminal(const std::function<void()>& body) {
         process = forkpty(&window, nullptr, nullptr, nullptr);
         if (process < 0) throw Error("no terminal");
-        if (process == 0) {
-            body();
-            _exit(0);
-        }
+        if (process == 0) run_as_child(body);
     }
     /// Waits until the process has written something.
     void wait_until_ready() const {

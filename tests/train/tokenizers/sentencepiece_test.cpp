@@ -1,7 +1,6 @@
 // Compares SentencePiece's models, in model files and in tokenizer.json, with ids from the libraries
 // sentencepiece and tokenizers (tests/reference/make_sentencepiece_reference.py), and tests them with hostile
 // files.
-#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
