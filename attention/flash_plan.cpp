@@ -90,6 +90,7 @@ std::ostream& operator<<(std::ostream& out, const FlashPlan& plan) {
     print("keys", tiles.keys);
     print("stages", tiles.stages);
     print("stages of Q", tiles.q_stages);
+    if (tiles.q_in_registers) out << ", Q in registers";
     if (tiles.in_turns) out << (*tiles.in_turns ? ", in turns" : ", not in turns");
     if (schedule.pairs) out << (*schedule.pairs ? ", pairs of row blocks" : ", single row blocks");
     print("heads in a set", schedule.set_heads());

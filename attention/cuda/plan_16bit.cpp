@@ -235,7 +235,7 @@ struct Call16 : Call {
         if (head_dim == hopper_short_head_dim && !is_packed() && rule == HopperRule::products &&
             mask.keys <= hopper_short_keys)
             return hopper_short_forward_tiles;
-        return hopper_forward_tiles(head_dim, may_drop(rule));
+        return hopper_forward_tiles(head_dim, rule, is_packed());
     }
     void set_sm90_forward(FlashPlan& plan) const {
         const HopperForwardTiles tiles = hopper_forward();
@@ -244,6 +244,7 @@ struct Call16 : Call {
         plan.tiles.keys = tiles.keys;
         plan.tiles.stages = tiles.stages;
         plan.tiles.q_stages = tiles.q_stages;
+        plan.tiles.q_in_registers = tiles.q_in_registers;
         plan.tiles.in_turns = tiles.ordered;
         plan.tiles.candidate = choice.forward_tiles;
         const std::int64_t head_bytes = hopper_forward_head_bytes(

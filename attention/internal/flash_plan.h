@@ -46,6 +46,7 @@ struct Tiles {
     int consumers = 0;                  ///< consumer warpgroups
     int rows = 0, keys = 0;             ///< per thread block
     int stages = 0, q_stages = 0;       ///< shared-memory stages: K and V (backward: dQ); Q
+    bool q_in_registers = false;        ///< whether consumers keep Q in registers
     std::optional<bool> in_turns = {};  ///< whether consumers start their products in turns
     std::optional<int> candidate = {};  ///< index among the tiles that only `--tune` uses
     int shared_limit = 0;               ///< shared-memory bytes that a thread block may use

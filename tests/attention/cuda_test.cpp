@@ -32,11 +32,12 @@ TEST_P(AttentionCudaDtypes, IsAsAccurateAsNaiveUnderAnyOption) {
     expect_accurate(problems_of_options(), GetParam());
 }
 
-/// Head dims above 128, whose kernels are structured differently, in problems with many blocks, with key
+/// Head dims from 128 on, whose kernels are structured differently, in problems with many blocks, with key
 /// blocks that no row sees, and with rows that see no key.
 TEST_P(AttentionCudaDtypes, LargeHeadDimsAreAsAccurateAsNaive) {
     if (!is_16_bit(GetParam())) GTEST_SKIP() << "this dtype has the same kernels for small head dims";
-    for (const auto& [d_qk, d_v] : {std::pair{192, 128}, {192, 192}, {256, 256}, {200, 72}, {136, 256}})
+    for (const auto& [d_qk, d_v] :
+         {std::pair{128, 128}, {104, 128}, {192, 128}, {192, 192}, {256, 256}, {200, 72}, {136, 256}})
         for (const bool deterministic : {false, true}) {
             const Problem base{.queries = 333, .keys = 290, .d_qk = d_qk, .d_v = d_v};
             Problem tiny = base, shared_keys = base, windowed = base, unseen_keys = base, blind_rows = base;
@@ -56,6 +57,21 @@ TEST_P(AttentionCudaDtypes, LargeHeadDimsAreAsAccurateAsNaive) {
             for (const Problem& problem : {tiny, base, shared_keys, windowed, unseen_keys, blind_rows})
                 expect_accurate(problem, GetParam(), deterministic);
         }
+}
+
+/// A thread block takes several row blocks, some without keys, so that its memory for Q and O is used again.
+TEST_P(AttentionCudaDtypes, ManyRowBlocksOfWhichSomeSeeNoKeyAreAsAccurateAsNaive) {
+    if (!is_16_bit(GetParam())) GTEST_SKIP() << "this dtype has no kernel with several row blocks";
+    for (const std::int64_t d : {64, 128})
+        expect_accurate({.queries = 300,
+                         .keys = 50,
+                         .d_qk = d,
+                         .d_v = d,
+                         .causal = true,
+                         .batch = 20,
+                         .heads = 8,
+                         .key_heads = 8},
+                        GetParam());
 }
 
 TEST_P(AttentionCudaDtypes, LongSumsAreAccurateInSpiteOfADominatingTerm) {

@@ -58,7 +58,8 @@ TEST(KernelCandidates, TilesFitSharedMemoryAndDifferFromThePolicys) {
         for (const HopperForwardTiles& tiles : forward) {
             EXPECT_LE(tiles.shared_bytes(d, d), shared_memory_limits[0]);
             // At hopper_short_head_dim the policy depends on the keys, so both tile choices are candidates.
-            EXPECT_FALSE(d != hopper_short_head_dim && tiles == hopper_forward_tiles(d, false));
+            EXPECT_FALSE(d != hopper_short_head_dim &&
+                         tiles == hopper_forward_tiles(d, HopperRule::products, /*is_packed=*/false));
             EXPECT_EQ(std::ranges::count(forward, tiles), 1);
         }
         const auto backward = hopper_backward_candidates(d);
@@ -69,6 +70,22 @@ TEST(KernelCandidates, TilesFitSharedMemoryAndDifferFromThePolicys) {
             EXPECT_EQ(std::ranges::count(backward, tiles), 1);
         }
     }
+}
+
+/// Other kernels need the registers for rules or for a sequence's place.
+TEST(KernelCandidates, OnlyPlainDenseCallsOfHeadDim128KeepQInRegisters) {
+    using namespace cuda;
+    for (const int d : {32, 64, 96, 128, 192, 256})
+        for (const bool is_packed : {false, true})
+            for (const HopperRule rule : {HopperRule::products, HopperRule::distance_terms,
+                                          HopperRule::dropout, HopperRule::formula, HopperRule::row_ranges}) {
+                const HopperForwardTiles tiles = hopper_forward_tiles(d, rule, is_packed);
+                EXPECT_EQ(tiles.q_in_registers, d == 128 && rule == HopperRule::products && !is_packed);
+                EXPECT_LE(tiles.shared_bytes(d, d), shared_memory_limits[0]);
+                const int registers =
+                    tiles.producer_registers() + tiles.consumers * tiles.consumer_registers();
+                EXPECT_LE(128 * registers, 65536 / tiles.threads() / 8 * 8 * tiles.threads());
+            }
 }
 
 TEST(KernelCandidates, SchedulesOfThePolicyKeepMultiprocessorsBusy) {

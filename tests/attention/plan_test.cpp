@@ -129,8 +129,8 @@ const Row table[] = {
      "heads in a set 3, dQ added by bulk, scratch bytes 69222468; the GPU has wgmma and TMA"},
     {llama, h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 128, consumers 2, rows 128, keys "
-     "128, stages 2, stages of Q 2, in turns, pairs of row blocks, heads in a set 1, scratch bytes 0; the "
-     "GPU has wgmma and TMA"},
+     "128, stages 2, stages of Q 1, Q in registers, in turns, pairs of row blocks, heads in a set 1, scratch "
+     "bytes 0; the GPU has wgmma and TMA"},
     {llama.backward(), h100, Family::sm90,
      "Hopper's asynchronous products and copies; head dim 128, consumers 2, rows 64, keys 128, stages 2, "
      "heads in a set 6, dQ added by bulk, scratch bytes 272663044; the GPU has wgmma and TMA"},
@@ -282,8 +282,8 @@ const Row table[] = {
      "same time; head dim 128, scratch bytes 49920; no Hopper kernels, because there are at most 32 rows"},
     {one_token.with([](Call& c) { c.options.kernels.few_queries = false; }), h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 128, consumers 2, rows 128, keys "
-     "128, stages 2, stages of Q 2, in turns, single row blocks, heads in a set 6, scratch bytes 0; the GPU "
-     "has wgmma and TMA"},
+     "128, stages 2, stages of Q 1, Q in registers, in turns, single row blocks, heads in a set 6, scratch "
+     "bytes 0; the GPU has wgmma and TMA"},
     {forty_tokens, h100, Family::few_sm90,
      "few queries: 40 rows of 1 heads together, 47 splits of 192 keys, 188 thread blocks, at most 264 at the "
      "same time; head dim 128, scratch bytes 3910400; Hopper's asynchronous products and copies, because "

@@ -29,6 +29,9 @@ std::vector<Cell> cells_of(const FlashPlan& plan) {
             number(tiles.keys),
             number(tiles.stages),
             number(tiles.q_stages),
+            tiles.q_stages == 0    ? "-"
+            : tiles.q_in_registers ? "registers"
+                                   : "memory",
             words(tiles.in_turns, "yes", "no"),
             words(schedule.pairs, "pairs", "blocks"),
             number(schedule.set_heads()),
@@ -47,6 +50,7 @@ std::vector<Column> tuning_columns() {
             {"keys", "keys", Column::Kind::number, 4},
             {"stages", "stages", Column::Kind::number, 6},
             {"q_stages", "of Q", Column::Kind::number, 4},
+            {"q", "Q", Column::Kind::text, 9},
             {"in_turns", "turns", Column::Kind::text, 5},
             {"tasks", "tasks", Column::Kind::text, 6},
             {"set_heads", "set", Column::Kind::number, 5},

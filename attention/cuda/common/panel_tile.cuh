@@ -66,6 +66,16 @@ __device__ __forceinline__ void start_a_bt(FragmentC (&c)[TileB::rows / 8], std:
             c, TileA::by_columns(a, k), TileB::by_columns(b, k), k > 0);
 }
 
+/// The same for `a` in registers.
+template <class T, class TileB>
+__device__ __forceinline__ void start_a_bt(FragmentC (&c)[TileB::rows / 8],
+                                           const FragmentA (&a)[TileB::columns / 16][1], std::uint32_t b) {
+#pragma unroll
+    for (int k = 0; k < TileB::columns / 16; ++k)
+        Product<T, TileB::rows>::template start<Order::reduction>(c, a[k][0], TileB::by_columns(b, k * 16),
+                                                                  k > 0);
+}
+
 /// Starts c += a b for a [64, TileB::rows] in registers. c has 8 * tiles columns; only the first 8 * tiles
 /// columns in `b` are used.
 template <class T, class TileB, int tiles>

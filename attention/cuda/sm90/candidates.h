@@ -19,7 +19,11 @@ inline constexpr HopperForwardTiles
     forward_64[] = {{3, 128, 2, 2, true}, {3, 128, 2, 2, false}, {3, 128, 3, 2, true}, {3, 128, 2, 1, true},
                     {3, 96, 2, 2, true},  {2, 128, 2, 2, true},  {2, 192, 2, 2, true}, {4, 64, 2, 2, true}},
     forward_96[] = {{2, 128, 2, 2, false}, {2, 128, 2, 1, true}, {2, 176, 2, 1, true}, {3, 96, 2, 1, true}},
-    forward_128[] = {{2, 128, 2, 2, false}, {2, 128, 2, 1, true}, {2, 176, 2, 1, true}, {2, 96, 2, 2, true}},
+    forward_128[] = {{2, 128, 2, 2, true},
+                     {2, 128, 2, 2, false},
+                     {2, 128, 2, 1, true},
+                     {2, 176, 2, 1, true},
+                     {2, 96, 2, 2, true}},
     forward_192[] = {{2, 112, 2, 1, true}, {2, 96, 2, 1, false}, {2, 80, 2, 1, false}},
     forward_256[] = {{2, 80, 2, 1, true}, {2, 64, 2, 1, false}};
 // Order as in HopperBackwardTiles: rows, P in 16 bits, dQ accumulator ring, dQ stages. 64 rows at head dim 32

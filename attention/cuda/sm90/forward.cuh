@@ -35,6 +35,9 @@ class ForwardConsumer {
     using Kept = KeptKeys<tiles.keys>;
     static constexpr int first_order = 1 + tiles.consumers;  ///< first barrier number for turns
     static constexpr bool has_ranges = Policy::rule == HopperRule::row_ranges;
+    /// Otherwise Q's memory is released when Q is in registers, or when O, which shares it, is stored.
+    static constexpr bool releases_q_after_scores = tiles.has_o() && !tiles.q_in_registers;
+    static_assert(!(has_ranges && tiles.q_in_registers));
 
   public:
     __device__ __forceinline__ ForwardConsumer(const HopperForwardParameters& p, std::uint32_t base,
@@ -72,6 +75,7 @@ class ForwardConsumer {
         const auto blocks = KeyBlocks::seen_by<tiles.keys>(seen, task.row, tiles.rows());
         KeyBlocks own = KeyBlocks::seen_by<tiles.keys>(seen, row, 64);
         if (own.begin >= own.end) own = {blocks.end, blocks.end};
+        if constexpr (tiles.q_in_registers) load_queries();
         Output o;
         clear(o);
         LazyOnlineSoftmax<1> softmax(p_.scale_log2);
@@ -104,9 +108,9 @@ class ForwardConsumer {
                 finish_output(s, o, probabilities, softmax);
                 drop(probabilities, kept);
             }
-            if constexpr (tiles.has_o()) release(q_);
+            if constexpr (releases_q_after_scores) release(q_);
             add_last_values(o, probabilities);
-        } else if constexpr (tiles.has_o()) {
+        } else if constexpr (releases_q_after_scores) {
             release(q_);
         }
         skip(own.begin - blocks.begin);
@@ -157,7 +161,7 @@ class ForwardConsumer {
             }
             add_last_values(o, probabilities);
         }
-        if constexpr (tiles.has_o()) release(q_);
+        if constexpr (releases_q_after_scores) release(q_);
         finish(o, softmax, task, row);
     }
     __device__ __forceinline__ void load_seen_pairs(SeenPairs<1, tiles.keys / 8>& pairs, const Task& task,
@@ -184,11 +188,26 @@ class ForwardConsumer {
         store(o, lse, task, row);
     }
 
+    /// The address of the warpgroup's rows.
+    __device__ __forceinline__ std::uint32_t q_rows() const {
+        return base_ + Shared::q + q_.stage() * QTile::bytes + warpgroup_ * 64 * QTile::row_bytes;
+    }
+    /// Copies Q to registers and releases its memory.
+    __device__ __forceinline__ void load_queries() {
+        const auto rows = LanePointer<QTile>::stacked(q_rows() + warp_row_ * QTile::row_bytes);
+#pragma unroll
+        for (int i = 0; i < Policy::qk_dim / 16; ++i)
+            load_matrices<false>(queries_[i][0], rows.at(0, i * 16));
+        release(q_);
+    }
     __device__ __forceinline__ void start_scores(Scores& s) {
+        const std::uint32_t k = base_ + Shared::k + k_.stage() * KTile::bytes;
         begin_products();
-        start_a_bt<T, QTile, KTile>(
-            s[0], base_ + Shared::q + q_.stage() * QTile::bytes + warpgroup_ * 64 * QTile::row_bytes,
-            base_ + Shared::k + k_.stage() * KTile::bytes);
+        if constexpr (tiles.q_in_registers) {
+            start_a_bt<T, KTile>(s[0], queries_, k);
+        } else {
+            start_a_bt<T, QTile, KTile>(s[0], q_rows(), k);
+        }
         commit_products();
     }
     /// Starts a block's scores, and the product of the previous block's P and V.
@@ -312,7 +331,8 @@ class ForwardConsumer {
     RingPosition<tiles.q_stages> q_;
     RingPosition<tiles.stages> k_, v_;
     int warpgroup_;
-    int warp_row_;  ///< the warp's first row in its warpgroup
+    int warp_row_;                               ///< the warp's first row in its warpgroup
+    FragmentA queries_[Policy::qk_dim / 16][1];  ///< only if tiles.q_in_registers
 };
 
 template <class T, class Policy>
@@ -353,7 +373,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), 1)
 }  // namespace device
 
 template <int qk_dim_, int v_dim_, bool is_packed_, HopperRule rule_,
-          HopperForwardTiles tiles_ = hopper_forward_tiles(qk_dim_, may_drop(rule_))>
+          HopperForwardTiles tiles_ = hopper_forward_tiles(qk_dim_, rule_, is_packed_)>
 struct HopperForwardPolicy {
     static constexpr HopperRule rule = rule_;
     static constexpr int qk_dim = qk_dim_, v_dim = v_dim_;

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include <gradtile/attention/cuda/common/shared_memory_limits.h>
+#include <gradtile/attention/cuda/sm90/rules.h>
 #include <gradtile/attention/mask.h>
 
 namespace gradtile::attention::cuda {
@@ -26,8 +27,9 @@ struct HopperForwardTiles {
     int consumers;  ///< warpgroups of 64 rows each
     int keys;
     int stages;    ///< K/V blocks that are in shared memory at the same time
-    int q_stages;  ///< Q row blocks in shared memory; 1: O shares Q's memory
+    int q_stages;  ///< Q row blocks in shared memory; if 1 and not in registers, O shares Q's memory
     bool ordered;  ///< whether warpgroups start their products in turns
+    bool q_in_registers = false;  ///< whether consumers keep Q in registers, as the left operand of S
 
     constexpr int rows() const { return 64 * consumers; }
     constexpr int threads() const { return 128 * (consumers + 1); }
@@ -35,7 +37,7 @@ struct HopperForwardTiles {
     // thread, rounded down to a multiple of 8.
     constexpr int producer_registers() const { return consumers == 3 ? 32 : 24; }
     constexpr int consumer_registers() const { return consumers == 2 ? 240 : consumers == 3 ? 160 : 112; }
-    constexpr bool has_o() const { return q_stages > 1; }
+    constexpr bool has_o() const { return q_stages > 1 || q_in_registers; }
     constexpr int shared_bytes(int qk_dim, int v_dim) const {
         const int kv = stages * keys * (qk_dim + v_dim), q = q_stages * rows() * qk_dim, o = rows() * v_dim;
         return 2 * (kv + q + (has_o() ? o : 0)) + ring_bytes;
@@ -44,13 +46,19 @@ struct HopperForwardTiles {
     constexpr bool operator==(const HopperForwardTiles&) const = default;
 };
 
-/// `applies_rules`: whether the kernel applies a formula or dropout, which need registers.
-constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, bool applies_rules) {
-    if (qk_dim <= 64 && applies_rules)
+/// The kernels of one head dim.
+constexpr HopperForwardTiles hopper_forward_tiles(int qk_dim, HopperRule rule, bool is_packed) {
+    if (qk_dim <= 64 && may_drop(rule))  // a formula and dropout need registers
         return {.consumers = 2, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
     // Causal, with three consumers and with two: 469 and 394 at S 16,384, 258 and 221 at S 1,024. With turns
     // and without: 494 and 445 at S 16,384, 160 and 168 at S 512. More stages changed nothing.
     if (qk_dim <= 64) return {.consumers = 3, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
+    // With Q in registers, products read less shared memory. One H200: causal, 0.160 ms instead of 0.176 for
+    // 16 x 16 heads at S 1,024 and 0.491 instead of 0.511 for 4 x 16 at 4,096; full, 3.33 instead of 3.48 for
+    // 16 at 16,384 (bench/results/2026-11-30-h200-kernels.md). Kernels with rules need these registers.
+    if (qk_dim == 128 && rule == HopperRule::products && !is_packed)
+        return {
+            .consumers = 2, .keys = 128, .stages = 2, .q_stages = 1, .ordered = true, .q_in_registers = true};
     // O has its own memory. Without this memory 176 keys fit, but the kernel had 710 instead of 725 at S
     // 16,384, and 311 instead of 362 at S 1,024 causal.
     if (qk_dim <= 128) return {.consumers = 2, .keys = 128, .stages = 2, .q_stages = 2, .ordered = true};
