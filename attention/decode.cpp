@@ -66,11 +66,13 @@ DecodeScratch::DecodeScratch(const Context& ctx, std::int64_t texts, std::int64_
     check(cache.k.rank() == 4, "decode: cached k ", cache.k, "; expected [blocks, block tokens, Hkv, D]");
     std::int64_t count = 0, parts = 0;
     if (!ctx.device().is_cpu())
-        for (std::int64_t some = 1; some <= texts; ++some) {
-            const DecodePlan plan = DecodePlan::of(some, tokens, heads, cache);
-            count = some * cache.k.size(2) * plan.query_sets;
-            parts = std::max(parts, some * tokens * heads * plan.splits);
-        }
+        for (std::int64_t some = 1; some <= texts; ++some)
+            for (const bool has_warpgroups : {false, true}) {
+                const DecodePlan plan =
+                    DecodePlan::of(DecodeProblem::of(some, tokens, heads, cache), has_warpgroups);
+                count = std::max(count, some * cache.k.size(2) * plan.query_sets);
+                parts = std::max(parts, some * tokens * heads * plan.splits);
+            }
     counters = zeros(ctx, {count}, DType::i32);
     o = empty(ctx, {parts, cache.k.size(3)}, DType::f32);
     sums = empty(ctx, {parts, 2}, DType::f32);

@@ -1,7 +1,5 @@
-// decode.h on the GPU: chooses the kernel of decode_lanes.cuh or decode_tiles.cuh and launches it.
-#include <bit>
-#include <optional>
-
+// decode.h on the GPU: launches the plan's kernel, of decode_lanes.cuh, decode_tiles.cuh or sm90/decode.cuh.
+#include <gradtile/attention/cuda/sm90/hopper.h>
 #include <gradtile/attention/internal/gpu_dtypes.h>
 #include <gradtile/attention/cuda/decode_lanes.cuh>
 #include <gradtile/attention/cuda/decode_tiles.cuh>
@@ -53,15 +51,6 @@ void check_vectors(const Tensor& x) {
     check(is_aligned, "decode: ", x, " with strides ", x.strides(), "; expected heads on 16-byte boundaries");
 }
 
-/// Nothing if the kernel has no clusters on the current device.
-std::optional<ClustersAtOnce> clusters_at_once(const void* kernel, const gradtile::cuda::Block& block) {
-    if (!gradtile::cuda::has_clusters(kernel)) return {};
-    const auto of = [&](unsigned cluster) {
-        return gradtile::cuda::clusters_at_once(kernel, cluster, block);
-    };
-    return ClustersAtOnce{.of_2 = of(2), .of_4 = of(4), .of_8 = of(8)};
-}
-
 template <class T>
 NewHeads<T> new_heads(const Tensor& x) {
     return {x.data<std::remove_const_t<T>>(), x.stride(0), x.stride(1), x.stride(2)};
@@ -73,7 +62,8 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
             const DecodeCache& cache, const ResolvedOptions& options, const DecodeScratch& scratch) {
     const std::int64_t texts = in.q.size(0), tokens = in.q.size(1), heads = in.q.size(2), dim = in.q.size(3),
                        kv_heads = cache.k.size(2);
-    DecodePlan plan = DecodePlan::of(texts, tokens, heads, cache);
+    const auto problem = DecodeProblem::of(texts, tokens, heads, cache);
+    const DecodePlan plan = DecodePlan::of(problem, /*has_warpgroups=*/why_no_sm90(ctx.device()) == nullptr);
     const std::int64_t blocks = kv_heads * plan.query_sets;
     check(scratch.counters.elements() >= texts * blocks &&
               scratch.o.size(0) >= texts * tokens * heads * plan.splits && scratch.o.size(1) == dim,
@@ -83,7 +73,7 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
           " sets of heads; expected at most 65535 of each");
     for (const Tensor* x : {&o, &in.q, &in.k, &in.v, &cache.k, &cache.v}) check_vectors(*x);
     const auto launch_kernel = [&]<class T>(TypeTag<T>) {
-        DecodeParameters<T> p{
+        const DecodeParameters<T> p{
             .q = new_heads<const T>(in.q),
             .k = new_heads<const T>(in.k),
             .v = new_heads<const T>(in.v),
@@ -109,33 +99,19 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
             .counters = scratch.counters.data<std::int32_t>(),
             .part_o = scratch.o.data<float>(),
             .part_sums = scratch.sums.data<float>()};
-        const auto launch_thread = [&]<class Thread>() {
-            const auto kernel = decode_kernel<Thread>;
-            const gradtile::cuda::Block block{.threads = Thread::Block::threads,
-                                              .shared_bytes = sizeof(typename Thread::Shared),
-                                              .starts_early = true};
-            gradtile::cuda::use_device(ctx.device());
-            const auto at_once = clusters_at_once(reinterpret_cast<const void*>(kernel), block);
-            if (at_once) {
-                plan = DecodePlan::of(texts, tokens, heads, cache, *at_once);
-                p.cheap_splits = plan.cluster;
-                p.cluster_log2 = std::countr_zero(static_cast<unsigned>(plan.cluster));
-            }
-            const dim3 grid(static_cast<unsigned>(plan.splits), static_cast<unsigned>(blocks),
-                            static_cast<unsigned>(texts));
-            gradtile::cuda::launch_clusters(ctx, kernel, grid, 1u << p.cluster_log2, block, p);
-        };
-        if constexpr (sizeof(T) == 2)
-            if (plan.uses_tiles)
+        if constexpr (sizeof(T) == 2) {
+            if (plan.kernel == DecodeKernel::warpgroups) return launch_hopper_decode(ctx, problem, plan, p);
+            if (plan.kernel == DecodeKernel::tiles)
                 return visit_tiles(plan, dim, [&]<int columns, int row_tiles>() {
-                    launch_thread.template operator()<TilesThread<T, TilesBlock<T, columns, row_tiles>>>();
+                    launch_decode<TilesThread<T, TilesBlock<T, columns, row_tiles>>>(ctx, problem, plan, p);
                 });
+        }
         visit_lanes<T>(dim, [&]<int lanes, int vectors>() {
             constexpr bool has_tiles =
                 sizeof(T) == 2 && lanes * vectors * 16 <= 2 * DecodePlan::max_dim_in_tiles;
             visit_queries<has_tiles>(plan, tokens > 1, [&]<int queries, bool several_tokens>() {
-                launch_thread.template
-                operator()<LanesThread<T, LanesBlock<T, lanes, vectors, queries, several_tokens>>>();
+                launch_decode<LanesThread<T, LanesBlock<T, lanes, vectors, queries, several_tokens>>>(
+                    ctx, problem, plan, p);
             });
         });
     };

@@ -1,15 +1,18 @@
 #pragma once
-/// Both kernels of decode.h use this file. It says which keys a thread block reads, and merges the results
-/// for parts of a text's keys. decode_lanes.cuh is for few queries per K/V head, decode_tiles.cuh for more.
+/// All kernels of decode.h use this file. It says which keys a thread block reads, and merges the results for
+/// parts of a text's keys. decode_lanes.cuh is for few queries per K/V head, decode_tiles.cuh for more, and
+/// sm90/decode.cuh for many.
 ///
 /// With few keys, the call's time is the latency of memory accesses that depend on each other. So the first
 /// keys and values are read before the preceding kernel has ended, except the new key and value, which that
 /// kernel may still be writing. A text's splits are thread blocks in clusters; each cluster merges its
 /// results in shared memory.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <optional>
 
 #include <gradtile/attention/internal/decode_backend.h>
 #include <gradtile/attention/internal/kernel_views.h>
@@ -333,7 +336,7 @@ class DecodeWork {
 template <class Thread>
 __global__ void __launch_bounds__(Thread::Block::threads, Thread::Block::blocks_per_sm)
     decode_kernel(const __grid_constant__ typename Thread::Parameters p) {
-    extern __shared__ __align__(128) unsigned char memory[];
+    extern __shared__ __align__(1024) unsigned char memory[];
     kernels::allow_successor();
     Thread thread(p, *reinterpret_cast<typename Thread::Shared*>(memory));
     thread.read_ahead();
@@ -346,6 +349,37 @@ __global__ void __launch_bounds__(Thread::Block::threads, Thread::Block::blocks_
     thread.reduce_warps();
     thread.merge_cluster();
     thread.merge_clusters();
+}
+
+/// Nothing if the kernel has no clusters on the current device.
+inline std::optional<ClustersAtOnce> clusters_at_once(const void* kernel,
+                                                      const gradtile::cuda::Block& block) {
+    if (!gradtile::cuda::has_clusters(kernel)) return {};
+    const auto of = [&](unsigned cluster) {
+        return gradtile::cuda::clusters_at_once(kernel, cluster, block);
+    };
+    return ClustersAtOnce{.of_2 = of(2), .of_4 = of(4), .of_8 = of(8)};
+}
+
+/// Launches decode_kernel() for a plan, whose keys it divides for this kernel's clusters.
+template <class Thread>
+void launch_decode(const Context& ctx, const DecodeProblem& problem, DecodePlan plan,
+                   typename Thread::Parameters p) {
+    const auto kernel = decode_kernel<Thread>;
+    const gradtile::cuda::Block block{.threads = Thread::Block::threads,
+                                      .shared_bytes = sizeof(typename Thread::Shared),
+                                      .starts_early = true};
+    gradtile::cuda::use_device(ctx.device());
+    const auto at_once = clusters_at_once(reinterpret_cast<const void*>(kernel), block);
+    if (at_once) {
+        plan.divide_keys(problem, *at_once);
+        p.cheap_splits = plan.cluster;
+        p.cluster_log2 = std::countr_zero(static_cast<unsigned>(plan.cluster));
+    }
+    const dim3 grid(static_cast<unsigned>(plan.splits),
+                    static_cast<unsigned>(problem.kv_heads * plan.query_sets),
+                    static_cast<unsigned>(problem.texts));
+    gradtile::cuda::launch_clusters(ctx, kernel, grid, 1u << p.cluster_log2, block, p);
 }
 
 }  // namespace gradtile::attention::cuda::decoding

@@ -2,7 +2,8 @@
 /// The kernel of decode.h for several queries per K/V head: the query heads that share it, of one or more new
 /// tokens. Each query costs as many multiplications per key, which take longer than reading the key outside
 /// the tensor cores. So K and V are copied to shared memory asynchronously, tile by tile, and multiplied as
-/// in sm80/few_queries.cuh: the warps divide the queries, and the keys of each tile.
+/// in sm80/few_queries.cuh: the warps divide the queries, and the keys of each tile. sm90/decode.cuh shares
+/// all but the products.
 #include <gradtile/attention/cuda/common/shared_memory_limits.h>
 #include <gradtile/attention/cuda/common/shared_tile.cuh>
 #include <gradtile/attention/cuda/common/softmax.cuh>
@@ -25,13 +26,14 @@ struct TilesBlock {
     static constexpr int blocks_per_sm = 2;
     using QTile = device::Tile<queries, max_dim>;
     using KvTile = device::Tile<keys, max_dim>;
+    static constexpr int tile_alignment = 128;
 };
 
 template <class Block>
-struct TilesShared : MergeShared<Block> {
+struct RingShared : MergeShared<Block> {
     static constexpr int stage_bytes = 2 * Block::KvTile::bytes;
-    alignas(128) unsigned char stages[Block::stages * stage_bytes];  // K, then V, of each stage
-    alignas(128) unsigned char q[Block::QTile::bytes];
+    /// K, then V, of each stage.
+    alignas(Block::tile_alignment) unsigned char stages[Block::stages * stage_bytes];
 
     /// After the last tile, the parts' o take the place of K and V. The columns between rows let the rows
     /// that a warp stores at once lie in different banks.
@@ -42,30 +44,28 @@ struct TilesShared : MergeShared<Block> {
     static_assert(Block::parts * Block::queries * o_stride * 4 <= Block::stages * stage_bytes);
 };
 
-/// decode_kernel() calls the public functions in their order.
-template <class T, class Block_>
-class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
+/// What kernels with tensor cores share: all but the queries' copy and the products.
+template <class T, class Block_, class Shared_>
+class TilesWork : public DecodeWork<T, Block_, Shared_> {
   public:
     using Block = Block_;
     using Parameters = DecodeParameters<T>;
-    using Shared = TilesShared<Block>;
+    using Shared = Shared_;
 
-  private:
+  protected:
     using Work = DecodeWork<T, Block, Shared>;
-    using QTile = typename Block::QTile;
     using KvTile = typename Block::KvTile;
     static constexpr int max_dim = Block::max_dim, m_tiles = Block::m_tiles, stages = Block::stages,
                          row_chunks = KvTile::row_chunks;
     /// Each thread copies one 16-byte chunk of every row_step-th row.
     static constexpr int row_step = Block::threads / row_chunks;
     static_assert(Block::threads % row_chunks == 0 && Block::keys % row_step == 0);
-    static_assert(sizeof(Shared) <= min_shared_memory);
     using Work::p_, Work::shared_, Work::thread_, Work::lane_, Work::warp_, Work::text_, Work::kv_head_,
         Work::position_, Work::mask_, Work::first_seen_key_, Work::keys_;
     using Work::token_of, Work::head_of, Work::last_key, Work::block_of;
 
   public:
-    __device__ __forceinline__ TilesThread(const Parameters& p, Shared& shared)
+    __device__ __forceinline__ TilesWork(const Parameters& p, Shared& shared)
         : Work(p, shared),
           warp_row_(warp_ / Block::parts * m_tiles * 16),
           part_(warp_ % Block::parts),
@@ -91,36 +91,6 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
         end_common_key_ = min(keys_.end, last_key(0) + 1);
     }
 
-    __device__ __forceinline__ void load_queries() {
-#pragma unroll 1
-        for (int tile = 0; tile < stages - 1; ++tile) store_new(tile);
-        for (int i = thread_; i < Block::queries * row_chunks; i += Block::threads) {
-            const int h = i / row_chunks, chunk = i % row_chunks;
-            uint4 values{};
-            if (chunk * 8 < p_.head_dim)
-                values = *reinterpret_cast<const uint4*>(p_.q.at(text_, token_of(h), head_of(h)) + chunk * 8);
-            *reinterpret_cast<uint4*>(shared_.q + QTile::offset(h, chunk)) = values;
-        }
-        this->append();
-        device::clear(o_);
-    }
-
-    /// Adds all keys in the split. The next tiles are copied while a tile is computed.
-    __device__ __forceinline__ void attend() {
-        for (int tile = 0; first_key_of(tile) < keys_.end; ++tile) {
-            kernels::wait_for_copies<stages - 2>();
-            // The tile is in shared memory, and no warp reads the stage that is loaded next.
-            __syncthreads();
-            load_cached(tile + stages - 1);
-            store_new(tile + stages - 1);
-            kernels::FragmentC s[m_tiles][Block::warp_keys / 8];
-            multiply_keys(s, tile);
-            apply_rule(s, first_key_of(tile) + part_ * Block::warp_keys);
-            softmax_.update(s, o_);
-            add_values(s, tile);
-        }
-    }
-
     /// Stores each warp's normalized o and, as its maximum, the LSE. The sum is then exp() of what the LSE
     /// lost when it was rounded.
     __device__ __forceinline__ void reduce_warps() {
@@ -143,7 +113,7 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
         __syncthreads();
     }
 
-  private:
+  protected:
     /// The query of the lane's accumulator row i.
     __device__ __forceinline__ int row_of(int i) const {
         return warp_row_ + i * 8 + lane_ / 4;
@@ -213,6 +183,11 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
             start(p_.cached_v, KvTile::bytes);
         }
     }
+    /// Stores the new keys and values of the tiles that read_ahead() has begun to copy.
+    __device__ __forceinline__ void store_first_new() const {
+#pragma unroll 1
+        for (int tile = 0; tile < stages - 1; ++tile) store_new(tile);
+    }
     /// Stores a tile's new keys and values, which the preceding kernel has written.
     __device__ __forceinline__ void store_new(int tile) const {
         const int first = first_key_of(tile);
@@ -234,20 +209,6 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
         }
     }
 
-    /// Returns the address at which the warp's keys begin, in a tile's K or V.
-    __device__ __forceinline__ std::uint32_t warp_tile(int tile, int tile_offset) const {
-        return kernels::shared_address(stage_of(tile)) + tile_offset +
-               part_ * Block::warp_keys * KvTile::row_bytes;
-    }
-    template <int n_tiles>
-    __device__ __forceinline__ void multiply_keys(kernels::FragmentC (&s)[m_tiles][n_tiles], int tile) const {
-        device::clear(s);
-        device::multiply_a_bt<T, max_dim, 4>(
-            s,
-            device::LanePointer<QTile>::stacked(kernels::shared_address(shared_.q) +
-                                                warp_row_ * QTile::row_bytes),
-            device::LanePointer<KvTile>::paired(warp_tile(tile, 0)));
-    }
     /// Turns products into scores: -inf for keys that a query does not see.
     template <int n_tiles>
     __device__ __forceinline__ void apply_rule(kernels::FragmentC (&s)[m_tiles][n_tiles],
@@ -280,14 +241,6 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
                 });
         }
     }
-    template <int n_tiles>
-    __device__ __forceinline__ void add_values(const kernels::FragmentC (&p)[m_tiles][n_tiles], int tile) {
-        kernels::FragmentA probabilities[n_tiles / 2][m_tiles];
-        device::as_operand_a<T>(probabilities, p);
-        device::multiply_a_b<T>(o_, probabilities,
-                                device::LanePointer<KvTile>::stacked(warp_tile(tile, KvTile::bytes)));
-    }
-
     int warp_row_, part_;
     int next_block_ = -1;  // of the tile that is loaded next
     ScoreFormula<float> formulas_[2 * m_tiles];
@@ -295,6 +248,80 @@ class TilesThread : public DecodeWork<T, Block_, TilesShared<Block_>> {
     int first_common_key_, end_common_key_;              // of the keys that all queries see
     kernels::FragmentC o_[m_tiles][max_dim / 8];
     device::LazyOnlineSoftmax<m_tiles, true> softmax_;
+};
+
+template <class Block>
+struct TilesShared : RingShared<Block> {
+    alignas(128) unsigned char q[Block::QTile::bytes];
+};
+
+/// decode_kernel() calls the public functions in their order.
+template <class T, class Block_>
+class TilesThread : public TilesWork<T, Block_, TilesShared<Block_>> {
+    using Base = TilesWork<T, Block_, TilesShared<Block_>>;
+    using QTile = typename Block_::QTile;
+    using Base::m_tiles, Base::max_dim, Base::row_chunks, Base::stages;
+    using Base::p_, Base::shared_, Base::thread_, Base::text_, Base::keys_, Base::o_, Base::part_,
+        Base::softmax_, Base::warp_row_;
+    using typename Base::KvTile;
+    static_assert(sizeof(TilesShared<Block_>) <= min_shared_memory);
+
+  public:
+    using Block = Block_;
+    using Base::Base;
+
+    __device__ __forceinline__ void load_queries() {
+        this->store_first_new();
+        for (int i = thread_; i < Block::queries * row_chunks; i += Block::threads) {
+            const int h = i / row_chunks, chunk = i % row_chunks;
+            uint4 values{};
+            if (chunk * 8 < p_.head_dim)
+                values = *reinterpret_cast<const uint4*>(p_.q.at(text_, this->token_of(h), this->head_of(h)) +
+                                                         chunk * 8);
+            *reinterpret_cast<uint4*>(shared_.q + QTile::offset(h, chunk)) = values;
+        }
+        this->append();
+        device::clear(o_);
+    }
+
+    /// Adds all keys in the split. The next tiles are copied while a tile is computed.
+    __device__ __forceinline__ void attend() {
+        for (int tile = 0; this->first_key_of(tile) < keys_.end; ++tile) {
+            kernels::wait_for_copies<stages - 2>();
+            // The tile is in shared memory, and no warp reads the stage that is loaded next.
+            __syncthreads();
+            this->load_cached(tile + stages - 1);
+            this->store_new(tile + stages - 1);
+            kernels::FragmentC s[m_tiles][Block::warp_keys / 8];
+            multiply_keys(s, tile);
+            this->apply_rule(s, this->first_key_of(tile) + part_ * Block::warp_keys);
+            softmax_.update(s, o_);
+            add_values(s, tile);
+        }
+    }
+
+  private:
+    /// Returns the address at which the warp's keys begin, in a tile's K or V.
+    __device__ __forceinline__ std::uint32_t warp_tile(int tile, int tile_offset) const {
+        return kernels::shared_address(this->stage_of(tile)) + tile_offset +
+               part_ * Block::warp_keys * KvTile::row_bytes;
+    }
+    template <int n_tiles>
+    __device__ __forceinline__ void multiply_keys(kernels::FragmentC (&s)[m_tiles][n_tiles], int tile) const {
+        device::clear(s);
+        device::multiply_a_bt<T, max_dim, 4>(
+            s,
+            device::LanePointer<QTile>::stacked(kernels::shared_address(shared_.q) +
+                                                warp_row_ * QTile::row_bytes),
+            device::LanePointer<KvTile>::paired(warp_tile(tile, 0)));
+    }
+    template <int n_tiles>
+    __device__ __forceinline__ void add_values(const kernels::FragmentC (&p)[m_tiles][n_tiles], int tile) {
+        kernels::FragmentA probabilities[n_tiles / 2][m_tiles];
+        device::as_operand_a<T>(probabilities, p);
+        device::multiply_a_b<T>(o_, probabilities,
+                                device::LanePointer<KvTile>::stacked(warp_tile(tile, KvTile::bytes)));
+    }
 };
 
 }  // namespace gradtile::attention::cuda::decoding

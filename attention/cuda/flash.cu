@@ -1,9 +1,7 @@
 // Attention on a GPU: describes a pass in numbers, plans it and runs the plan.
-#include <cstdlib>
-#include <string_view>
-
 #include <gradtile/attention/cuda/passes.h>
 #include <gradtile/attention/cuda/plan.h>
+#include <gradtile/attention/cuda/sm90/hopper.h>
 #include <gradtile/core/cuda/internal/tensor_map.h>
 #include <gradtile/core/internal/unknown_enumerator.h>
 #include <gradtile/attention/cuda/common/head_rows.cuh>
@@ -11,23 +9,6 @@
 
 namespace gradtile::attention::cuda {
 namespace {
-
-/// Why kernels of sm_90a cannot run on a GPU; null if they can.
-const char* why_no_sm90([[maybe_unused]] Device device) {
-#ifdef GRADTILE_HAVE_HOPPER
-    int major = 0, minor = 0;
-    gradtile::cuda::cuda_check(
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()));
-    gradtile::cuda::cuda_check(
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()));
-    if (major != 9 || minor != 0) return "the GPU is not of compute capability 9.0";
-    const char* const value = std::getenv("GRADTILE_HOPPER_ATTENTION");
-    const bool is_off = value != nullptr && value == std::string_view("off");
-    return is_off ? "GRADTILE_HOPPER_ATTENTION is off" : nullptr;
-#else
-    return "this build has no code for sm_90a";
-#endif
-}
 
 GpuLimits limits_of(const Context& ctx) {
     if (ctx.is_planning()) return {.is_known = false, .why_no_sm90 = "a dry run does not know the GPU"};

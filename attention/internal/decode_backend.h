@@ -1,6 +1,6 @@
 #pragma once
-/// INTERNAL. The two implementations behind decode.h, and how a GPU divides the keys. decode() has checked
-/// the arguments and resolved the options, for a whole context's keys.
+/// INTERNAL. The two implementations behind decode.h, and how a GPU chooses a kernel and divides the keys.
+/// decode() has checked the arguments and resolved the options, for a whole context's keys.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -23,9 +23,29 @@ struct ClustersAtOnce {
     }
 };
 
-/// How a GPU divides a decode() call. A query is one head of one new token. A thread block computes some of a
-/// text's queries that share a K/V head, over one key split. The grid depends on the longest possible text
-/// and not on the lengths, which are known only while the kernel runs: splits without keys end at once.
+/// The kernels of decode() on a GPU.
+enum class DecodeKernel : std::uint8_t {
+    lanes,      ///< without tensor cores
+    tiles,      ///< on tensor cores; warps take 16 or 32 queries
+    warpgroups  ///< on Hopper's asynchronous tensor cores; warpgroups take 64 queries
+};
+
+/// A decode() call in numbers. A query is one head of one new token.
+struct DecodeProblem {
+    std::int64_t texts, tokens, heads, kv_heads, head_dim, context;
+    DType dtype;
+
+    static DecodeProblem of(std::int64_t texts, std::int64_t tokens, std::int64_t heads,
+                            const DecodeCache& cache) {
+        return {texts, tokens, heads, cache.k.size(2), cache.k.size(3), cache.context(), cache.k.dtype()};
+    }
+    /// A text's queries that share a K/V head.
+    std::int64_t queries() const { return tokens * (heads / kv_heads); }
+};
+
+/// How a GPU computes a decode() call. A thread block computes some of a text's queries that share a K/V
+/// head, over one key split. The grid depends on the longest possible text and not on the lengths, which are
+/// known only while the kernel runs: splits without keys end at once.
 struct DecodePlan {
     static constexpr int max_splits = 64;
     /// The kernels without tensor cores take at most 8 queries, several tokens with at least 4. In 16 bits
@@ -37,49 +57,74 @@ struct DecodePlan {
     static constexpr std::int64_t max_queries_in_tiles(std::int64_t head_dim) {
         return head_dim <= 64 ? 64 : 32;
     }
+    /// A warpgroup multiplies 64 rows at a time, so calls with fewer queries would not fill it. Up to 32
+    /// columns its kernel has no layout.
+    static constexpr int queries_in_warpgroups = 64;
+    static constexpr std::int64_t min_dim_in_warpgroups = 33;
     static constexpr int max_cluster = 8;  ///< every Hopper GPU has clusters of 8
     /// A split with fewer keys would spend more time on starting than on its keys.
     static constexpr std::int64_t min_keys_of_split = 128;
     /// Merging results from several clusters takes as long as reading this many keys.
     static constexpr int min_keys_beyond_a_cluster = 512;
-    bool uses_tiles = false;   ///< on tensor cores
-    int queries_together = 1;  ///< 1, 2, 4 or 8; in tiles 16, 32 or 64
+    DecodeKernel kernel = DecodeKernel::lanes;
+    int queries_together = 1;  ///< in lanes 1, 2, 4 or 8; in tiles 16, 32 or 64; in warpgroups 64
     int query_sets = 1;        ///< thread blocks that share a K/V head and a split
     int splits = 1;            ///< 1, 2, 4 or a multiple of 8
     int cluster = 1;           ///< splits that merge in shared memory: 1, 2, 4 or 8; divides `splits`
 
-    /// Only `splits` and `cluster` depend on `at_once`. Without it, `splits` is the most that a GPU may have.
-    static DecodePlan of(std::int64_t texts, std::int64_t tokens, std::int64_t heads,
-                         const DecodeCache& cache, const ClustersAtOnce& at_once = {}) {
-        const std::int64_t kv_heads = cache.k.size(2), queries = tokens * (heads / kv_heads);
-        DecodePlan plan{.uses_tiles = size_of(cache.k.dtype()) == 2 && cache.k.size(3) <= max_dim_in_tiles &&
-                                      (tokens > 1 || queries > max_queries_in_16_bit_lanes)};
-        plan.queries_together = plan.uses_tiles ? 16 : tokens > 1 ? min_queries_of_tokens : 1;
-        const std::int64_t most =
-            plan.uses_tiles ? max_queries_in_tiles(cache.k.size(3)) : max_queries_in_lanes;
-        while (plan.queries_together < std::min(queries, most)) plan.queries_together *= 2;
-        plan.query_sets = static_cast<int>(ceil_div(queries, plan.queries_together));
-        plan.divide_keys(texts * kv_heads * plan.query_sets, cache.context(), at_once);
+    /// `has_warpgroups`: whether the GPU and this build have the kernel for warpgroups. Only `splits` and
+    /// `cluster` depend on `at_once`. Without it, `splits` is the most that this kernel may have.
+    static DecodePlan of(const DecodeProblem& problem, bool has_warpgroups,
+                         const ClustersAtOnce& at_once = {}) {
+        DecodePlan plan;
+        plan.kernel = kernel_of(problem, has_warpgroups);
+        plan.divide_queries(problem);
+        plan.divide_keys(problem, at_once);
         return plan;
+    }
+    void divide_keys(const DecodeProblem& problem, const ClustersAtOnce& at_once) {
+        const std::int64_t blocks = problem.texts * problem.kv_heads * query_sets;  // per split
+        splits = 1;
+        while (blocks * splits < enough_blocks && splits < max_splits) {
+            const int next = splits < max_cluster ? 2 * splits : splits + max_cluster;
+            const std::int64_t min_keys =
+                cluster_of(next, blocks, at_once) < next ? min_keys_beyond_a_cluster : min_keys_of_split;
+            if (splits * min_keys >= problem.context) break;
+            splits = next;
+        }
+        cluster = cluster_of(splits, blocks, at_once);
     }
 
   private:
+    static DecodeKernel kernel_of(const DecodeProblem& problem, bool has_warpgroups) {
+        const std::int64_t queries = problem.queries();
+        if (size_of(problem.dtype) != 2 || problem.head_dim > max_dim_in_tiles ||
+            (problem.tokens == 1 && queries <= max_queries_in_16_bit_lanes))
+            return DecodeKernel::lanes;
+        return has_warpgroups && queries >= queries_in_warpgroups && problem.head_dim >= min_dim_in_warpgroups
+                   ? DecodeKernel::warpgroups
+                   : DecodeKernel::tiles;
+    }
+    void divide_queries(const DecodeProblem& problem) {
+        std::int64_t most = queries_in_warpgroups;
+        if (kernel == DecodeKernel::lanes) {
+            queries_together = problem.tokens > 1 ? min_queries_of_tokens : 1;
+            most = max_queries_in_lanes;
+        } else if (kernel == DecodeKernel::tiles) {
+            queries_together = 16;
+            most = max_queries_in_tiles(problem.head_dim);
+        } else {
+            queries_together = queries_in_warpgroups;
+        }
+        while (queries_together < std::min(problem.queries(), most)) queries_together *= 2;
+        query_sets = static_cast<int>(ceil_div(problem.queries(), queries_together));
+    }
+
     /// Enough thread blocks to use an H200's bandwidth, as measured there: two per multiprocessor. Texts
     /// times heads is usually a power of two. As this number is one, too, all blocks run at the same time; a
     /// second wave of blocks would leave most multiprocessors idle at its end.
     static constexpr std::int64_t enough_blocks = 256;
 
-    /// `blocks`: thread blocks per split.
-    void divide_keys(std::int64_t blocks, std::int64_t context, const ClustersAtOnce& at_once) {
-        while (blocks * splits < enough_blocks && splits < max_splits) {
-            const int next = splits < max_cluster ? 2 * splits : splits + max_cluster;
-            const std::int64_t min_keys =
-                cluster_of(next, blocks, at_once) < next ? min_keys_beyond_a_cluster : min_keys_of_split;
-            if (splits * min_keys >= context) break;
-            splits = next;
-        }
-        cluster = cluster_of(splits, blocks, at_once);
-    }
     /// The largest cluster with which all thread blocks run at the same time. On an H200, 132 clusters of 2,
     /// 62 of 4 or 30 of 8 run at once, if two blocks fit on a multiprocessor. 256 blocks of 32 K/V heads at
     /// head dim 128 took 71 us in clusters of 2, and 106 us in clusters of 4.

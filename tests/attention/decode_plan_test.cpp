@@ -1,6 +1,7 @@
-// How a GPU divides a decode() call, computed without a GPU.
+// The kernel of a decode() call on a GPU and how it divides the call, computed without a GPU.
 #include <algorithm>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <gradtile/attention/internal/decode_backend.h>
@@ -10,7 +11,9 @@ namespace gradtile::test {
 namespace {
 
 using attention::ClustersAtOnce;
+using attention::DecodeKernel;
 using attention::DecodePlan;
+using attention::DecodeProblem;
 using attention::keys_of_split;
 using attention::KeysOfSplit;
 
@@ -18,20 +21,20 @@ using attention::KeysOfSplit;
 struct Call {
     std::int64_t texts, tokens, kv_heads, head_dim, context;
 
-    DecodePlan plan(const ClustersAtOnce& at_once) const {
-        const Tensor keys = zeros(Context(Device::cpu(), 1), {1, 1, 1, 1}, DType::bf16)
-                                .expand({texts, context, kv_heads, head_dim});
-        return DecodePlan::of(texts, tokens, 32, {keys, keys}, at_once);
+    DecodeProblem problem() const { return {texts, tokens, 32, kv_heads, head_dim, context, DType::bf16}; }
+    DecodePlan plan(const ClustersAtOnce& at_once, bool has_warpgroups) const {
+        return DecodePlan::of(problem(), has_warpgroups, at_once);
     }
 };
 /// Measured on an H200, for kernels of which two and three thread blocks fit on a multiprocessor.
 constexpr ClustersAtOnce two_blocks{.of_2 = 132, .of_4 = 62, .of_8 = 30},
     three_blocks{.of_2 = 198, .of_4 = 92, .of_8 = 45};
 
-void expect_division(const Call& call, const ClustersAtOnce& at_once, int splits, int cluster) {
+void expect_division(const Call& call, const ClustersAtOnce& at_once, int splits, int cluster,
+                     bool has_warpgroups = false) {
     SCOPED_TRACE(concat(call.texts, " texts, ", call.tokens, " tokens, ", call.kv_heads, " K/V heads with ",
                         call.head_dim, " elements, context ", call.context));
-    const DecodePlan plan = call.plan(at_once);
+    const DecodePlan plan = call.plan(at_once, has_warpgroups);
     EXPECT_EQ(plan.splits, splits);
     EXPECT_EQ(plan.cluster, cluster);
 }
@@ -51,6 +54,16 @@ TEST(DecodePlan, AllThreadBlocksRunAtTheSameTime) {
                     1, 1);
 }
 
+TEST(DecodePlan, WarpgroupsLeaveTwoThreadBlocksAMultiprocessor) {
+    // 128 queries of a text and K/V head are two thread blocks, 64 queries are one.
+    expect_division({.texts = 16, .tokens = 16, .kv_heads = 4, .head_dim = 128, .context = 8192}, two_blocks,
+                    2, 2, /*has_warpgroups=*/true);
+    expect_division({.texts = 8, .tokens = 16, .kv_heads = 8, .head_dim = 128, .context = 8192}, two_blocks,
+                    4, 2, /*has_warpgroups=*/true);
+    expect_division({.texts = 1, .tokens = 16, .kv_heads = 4, .head_dim = 128, .context = 8192}, two_blocks,
+                    16, 8, /*has_warpgroups=*/true);
+}
+
 TEST(DecodePlan, ShortTextsAreInOneCluster) {
     // In eight splits, 256 thread blocks of which two fit on a multiprocessor are not in clusters of 8.
     const Call call{.texts = 1, .tokens = 1, .kv_heads = 32, .head_dim = 64, .context = 2048};
@@ -64,22 +77,107 @@ TEST(DecodePlan, ShortTextsAreInOneCluster) {
 
 /// So scratch memory, whose size must not depend on the GPU, is enough.
 TEST(DecodePlan, NoGpuHasMoreSplitsThanOneWithoutLimits) {
-    for (const std::int64_t texts : {1, 2, 3, 8, 50})
-        for (const std::int64_t tokens : {1, 4, 16})
-            for (const std::int64_t kv_heads : {1, 4, 32})
-                for (const std::int64_t head_dim : {64, 128})
-                    for (const std::int64_t context : {64, 700, 1024, 4100, 8192, 100000}) {
-                        const Call call{texts, tokens, kv_heads, head_dim, context};
-                        const DecodePlan most = call.plan({});
-                        for (const ClustersAtOnce& at_once :
-                             {two_blocks, three_blocks, ClustersAtOnce{66, 30, 15},
-                              ClustersAtOnce{0, 0, 0}}) {
-                            const DecodePlan plan = call.plan(at_once);
-                            EXPECT_LE(plan.splits, most.splits);
-                            EXPECT_EQ(plan.query_sets, most.query_sets);
-                            EXPECT_EQ(plan.splits % plan.cluster, 0);
+    for (const bool has_warpgroups : {false, true})
+        for (const std::int64_t texts : {1, 2, 3, 8, 50})
+            for (const std::int64_t tokens : {1, 4, 16})
+                for (const std::int64_t kv_heads : {1, 4, 32})
+                    for (const std::int64_t head_dim : {64, 128})
+                        for (const std::int64_t context : {64, 700, 1024, 4100, 8192, 100000}) {
+                            const Call call{texts, tokens, kv_heads, head_dim, context};
+                            const DecodePlan most = call.plan({}, has_warpgroups);
+                            for (const ClustersAtOnce& at_once :
+                                 {two_blocks, three_blocks, ClustersAtOnce{66, 30, 15},
+                                  ClustersAtOnce{0, 0, 0}}) {
+                                const DecodePlan plan = call.plan(at_once, has_warpgroups);
+                                EXPECT_LE(plan.splits, most.splits);
+                                EXPECT_EQ(plan.kernel, most.kernel);
+                                EXPECT_EQ(plan.query_sets, most.query_sets);
+                                EXPECT_EQ(plan.splits % plan.cluster, 0);
+                                DecodePlan divided_later = most;
+                                divided_later.divide_keys(call.problem(), at_once);
+                                EXPECT_EQ(divided_later.splits, plan.splits);
+                                EXPECT_EQ(divided_later.cluster, plan.cluster);
+                            }
                         }
+}
+
+/// The smallest scratch memory for a GPU with or without the kernel for warpgroups is enough for both.
+TEST(DecodePlan, ScratchMemoryIsEnoughForEveryGpu) {
+    const Context planning = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cuda(0)));
+    for (const std::int64_t texts : {1, 3, 40})
+        for (const std::int64_t tokens : {1, 2, 16})
+            for (const std::int64_t kv_heads : {1, 4, 32})
+                for (const std::int64_t head_dim : {64, 128}) {
+                    const Call call{texts, tokens, kv_heads, head_dim, 8192};
+                    const Tensor keys =
+                        empty(planning, {texts, call.context, kv_heads, head_dim}, DType::bf16);
+                    const attention::DecodeScratch scratch(planning, texts, 32, {keys, keys, {}}, tokens);
+                    for (const bool has_warpgroups : {false, true}) {
+                        const DecodePlan plan = call.plan({}, has_warpgroups);
+                        EXPECT_GE(scratch.counters.elements(), texts * kv_heads * plan.query_sets);
+                        EXPECT_GE(scratch.o.size(0), texts * tokens * 32 * plan.splits);
                     }
+                }
+}
+
+/// What the kernels' layouts allow, whatever the call.
+void expect_plan_has_kernel(const DecodeProblem& problem, const DecodePlan& plan, bool has_warpgroups) {
+    const std::int64_t queries = problem.queries(), together = plan.queries_together;
+    EXPECT_GE(plan.query_sets * together, queries);
+    EXPECT_LT((plan.query_sets - 1) * together, queries);
+    switch (plan.kernel) {
+        case DecodeKernel::lanes:
+            EXPECT_THAT(together, testing::AnyOf(1, 2, 4, 8));
+            EXPECT_TRUE(problem.tokens == 1 || together >= 4);
+            EXPECT_TRUE(together <= 2 || problem.dtype == DType::f32 || problem.head_dim > 128);
+            return;
+        case DecodeKernel::tiles:
+            EXPECT_NE(problem.dtype, DType::f32);
+            EXPECT_LE(problem.head_dim, 128);
+            EXPECT_THAT(together, testing::AnyOf(16, 32, 64));
+            EXPECT_TRUE(together < 64 || problem.head_dim <= 64);
+            return;
+        case DecodeKernel::warpgroups:
+            EXPECT_TRUE(has_warpgroups);
+            EXPECT_NE(problem.dtype, DType::f32);
+            EXPECT_GT(problem.head_dim, 32);
+            EXPECT_LE(problem.head_dim, 128);
+            EXPECT_EQ(together, 64);
+            EXPECT_GE(queries, 64);
+            return;
+    }
+    ADD_FAILURE();
+}
+
+TEST(DecodePlan, EveryCallHasAKernel) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16})
+        for (const bool has_warpgroups : {false, true})
+            for (const std::int64_t head_dim : {8, 32, 40, 64, 72, 128, 136, 256})
+                for (const std::int64_t group : {1, 2, 3, 4, 8, 9, 63, 64, 65, 128})
+                    for (std::int64_t tokens = 1; tokens <= attention::max_decode_tokens; ++tokens) {
+                        const DecodeProblem problem{1, tokens, 2 * group, 2, head_dim, 4096, dtype};
+                        SCOPED_TRACE(concat(dtype, ", warpgroups ", has_warpgroups, ", ", tokens,
+                                            " tokens, group ", group, ", head dim ", head_dim));
+                        expect_plan_has_kernel(problem, DecodePlan::of(problem, has_warpgroups),
+                                               has_warpgroups);
+                        if (HasFailure()) return;
+                    }
+}
+
+TEST(DecodePlan, WarpgroupsTakeCallsThatFillOne) {
+    const auto kernel_of = [](std::int64_t tokens, std::int64_t group, std::int64_t head_dim, DType dtype,
+                              bool has_warpgroups = true) {
+        return DecodePlan::of({1, tokens, group, 1, head_dim, 4096, dtype}, has_warpgroups).kernel;
+    };
+    EXPECT_EQ(kernel_of(16, 4, 128, DType::bf16), DecodeKernel::warpgroups);
+    EXPECT_EQ(kernel_of(16, 4, 64, DType::f16), DecodeKernel::warpgroups);
+    EXPECT_EQ(kernel_of(1, 64, 40, DType::bf16), DecodeKernel::warpgroups);
+    EXPECT_EQ(kernel_of(16, 4, 128, DType::bf16, /*has_warpgroups=*/false), DecodeKernel::tiles);
+    EXPECT_EQ(kernel_of(9, 7, 128, DType::bf16), DecodeKernel::tiles);  // 63 queries
+    EXPECT_EQ(kernel_of(16, 4, 32, DType::bf16), DecodeKernel::tiles);
+    EXPECT_EQ(kernel_of(16, 4, 136, DType::bf16), DecodeKernel::lanes);
+    EXPECT_EQ(kernel_of(16, 4, 128, DType::f32), DecodeKernel::lanes);
+    EXPECT_EQ(DecodePlan::of({1, 16, 128, 1, 128, 4096, DType::bf16}, true).query_sets, 32);
 }
 
 TEST(DecodePlan, SplitsDivideATextsKeys) {

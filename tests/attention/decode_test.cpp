@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -10,6 +11,7 @@
 #include <gradtile/attention/internal/decode_backend.h>
 
 #include <support/cuda_test.h>
+#include <support/environment_variable.h>
 #include <support/error_message.h>
 #include <support/floating_dtypes.h>
 
@@ -249,6 +251,48 @@ TEST_F(DecodeOnCuda, EqualsFloat64) {
             expect_decode(gpu(), cpu, c, dtype);
             if (HasFailure()) return;
         }
+}
+
+/// A Hopper GPU has a kernel of its own for these calls.
+TEST_F(DecodeOnCuda, CallsForWarpgroupsEqualFloat64InKernelsOfAllGpus) {
+    const EnvironmentVariable off("GRADTILE_HOPPER_ATTENTION", "off");
+    int calls = 0;
+    for (const DecodeCase& c : decode_cases) {
+        const attention::DecodeProblem problem{
+            std::ssize(c.positions), c.tokens, c.heads, c.kv_heads, c.dim, c.context, DType::bf16};
+        if (attention::DecodePlan::of(problem, /*has_warpgroups=*/true).kernel !=
+            attention::DecodeKernel::warpgroups)
+            continue;
+        ++calls;
+        expect_decode(gpu(), cpu, c, DType::bf16);
+    }
+    EXPECT_GT(calls, 0);
+}
+
+/// Thread blocks that race would give other bits in some runs. GRADTILE_TEST_ROUNDS=10000 is the long form.
+TEST_F(DecodeOnCuda, RepeatedCallsGiveEqualBits) {
+    const char* const text = std::getenv("GRADTILE_TEST_ROUNDS");
+    const int rounds = text != nullptr ? std::max(2, std::atoi(text)) : 20;
+    for (const DecodeCase& c : decode_cases) {
+        const DType dtype = c.dim % 8 == 0 ? DType::bf16 : DType::f32;
+        SCOPED_TRACE(concat(dtype, ", heads ", c.heads, " with ", c.dim, " elements, tokens ", c.tokens));
+        const DecodeOperands x = decode_operands(gpu(), c, dtype);
+        const std::int64_t texts = x.in.q.size(0);
+        const Tensor y = empty(gpu(), x.in.q.shape(), dtype),
+                     lse = empty(gpu(), {texts, c.heads, c.tokens}, DType::f32);
+        const attention::DecodeScratch scratch(gpu(), texts, c.heads, x.cache, c.tokens);
+        std::vector<std::uint64_t> first_o, first_lse;
+        for (int round = 0; round < rounds; ++round) {
+            attention::decode(gpu(), y, x.in, x.cache, x.options, scratch, lse);
+            const std::vector<std::uint64_t> o = bits_of(to_host(gpu(), y)), l = bits_of(to_host(gpu(), lse));
+            if (round == 0) {
+                first_o = o;
+                first_lse = l;
+            }
+            ASSERT_EQ(o, first_o) << "round " << round;
+            ASSERT_EQ(l, first_lse) << "round " << round;
+        }
+    }
 }
 
 TEST_F(DecodeOnCuda, KeysInBlocksGiveTheBitsOfContiguousKeys) {

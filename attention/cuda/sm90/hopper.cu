@@ -1,12 +1,31 @@
 #include <gradtile/attention/cuda/sm90/hopper.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numbers>
+#include <string_view>
 
 #include <gradtile/attention/cuda/sm90/launch_candidate.h>
 #include <gradtile/attention/internal/gpu_dtypes.h>
+#include <gradtile/core/internal/cuda_check.h>
 
 namespace gradtile::attention::cuda {
+
+const char* why_no_sm90([[maybe_unused]] Device device) {
+#ifdef GRADTILE_HAVE_HOPPER
+    int major = 0, minor = 0;
+    gradtile::cuda::cuda_check(
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()));
+    gradtile::cuda::cuda_check(
+        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()));
+    if (major != 9 || minor != 0) return "the GPU is not of compute capability 9.0";
+    const char* const value = std::getenv("GRADTILE_HOPPER_ATTENTION");
+    const bool is_off = value != nullptr && value == std::string_view("off");
+    return is_off ? "GRADTILE_HOPPER_ATTENTION is off" : nullptr;
+#else
+    return "this build has no code for sm_90a";
+#endif
+}
 
 #ifdef GRADTILE_HAVE_HOPPER
 void hopper_forward(const Context& ctx, const FlashPlan& plan, const ResolvedOptions& options,
@@ -87,6 +106,15 @@ void hopper_pair_bias_gradient(const Context&, const HopperBackwardTensors&, con
                                const BiasGradient&, const BiasGradientParts&) {
     throw_absent();
 }
+template <class T>
+void launch_hopper_decode(const Context&, const DecodeProblem&, const DecodePlan&,
+                          const decoding::DecodeParameters<T>&) {
+    throw_absent();
+}
+template void launch_hopper_decode<bfloat16>(const Context&, const DecodeProblem&, const DecodePlan&,
+                                             const decoding::DecodeParameters<bfloat16>&);
+template void launch_hopper_decode<float16>(const Context&, const DecodeProblem&, const DecodePlan&,
+                                            const decoding::DecodeParameters<float16>&);
 #endif
 
 }  // namespace gradtile::attention::cuda
