@@ -60,7 +60,7 @@ TEST(DecodePlan, WarpgroupsLeaveTwoThreadBlocksAMultiprocessor) {
                     2, 2, /*has_warpgroups=*/true);
     expect_division({.texts = 8, .tokens = 16, .kv_heads = 8, .head_dim = 128, .context = 8192}, two_blocks,
                     4, 2, /*has_warpgroups=*/true);
-    expect_division({.texts = 1, .tokens = 16, .kv_heads = 4, .head_dim = 128, .context = 8192}, two_blocks,
+    expect_division({.texts = 1, .tokens = 16, .kv_heads = 8, .head_dim = 64, .context = 8192}, two_blocks,
                     16, 8, /*has_warpgroups=*/true);
 }
 
@@ -164,20 +164,29 @@ TEST(DecodePlan, EveryCallHasAKernel) {
                     }
 }
 
-TEST(DecodePlan, WarpgroupsTakeCallsThatFillOne) {
-    const auto kernel_of = [](std::int64_t tokens, std::int64_t group, std::int64_t head_dim, DType dtype,
-                              bool has_warpgroups = true) {
-        return DecodePlan::of({1, tokens, group, 1, head_dim, 4096, dtype}, has_warpgroups).kernel;
+TEST(DecodePlan, WarpgroupsTakeCallsThatFillThemAndTheGpu) {
+    struct Shape {
+        std::int64_t tokens, group, head_dim;
+        DType dtype = DType::bf16;
+        std::int64_t texts = 64, context = 4096;
     };
-    EXPECT_EQ(kernel_of(16, 4, 128, DType::bf16), DecodeKernel::warpgroups);
-    EXPECT_EQ(kernel_of(16, 4, 64, DType::f16), DecodeKernel::warpgroups);
-    EXPECT_EQ(kernel_of(1, 64, 40, DType::bf16), DecodeKernel::warpgroups);
-    EXPECT_EQ(kernel_of(16, 4, 128, DType::bf16, /*has_warpgroups=*/false), DecodeKernel::tiles);
-    EXPECT_EQ(kernel_of(9, 7, 128, DType::bf16), DecodeKernel::tiles);  // 63 queries
-    EXPECT_EQ(kernel_of(16, 4, 32, DType::bf16), DecodeKernel::tiles);
-    EXPECT_EQ(kernel_of(16, 4, 136, DType::bf16), DecodeKernel::lanes);
-    EXPECT_EQ(kernel_of(16, 4, 128, DType::f32), DecodeKernel::lanes);
-    EXPECT_EQ(DecodePlan::of({1, 16, 128, 1, 128, 4096, DType::bf16}, true).query_sets, 32);
+    const auto kernel_of = [](const Shape& x, bool has_warpgroups = true) {
+        return DecodePlan::of({x.texts, x.tokens, x.group, 1, x.head_dim, x.context, x.dtype}, has_warpgroups)
+            .kernel;
+    };
+    EXPECT_EQ(kernel_of({16, 4, 128}), DecodeKernel::warpgroups);
+    EXPECT_EQ(kernel_of({16, 4, 64, DType::f16}), DecodeKernel::warpgroups);
+    EXPECT_EQ(kernel_of({1, 64, 40}), DecodeKernel::warpgroups);
+    EXPECT_EQ(kernel_of({16, 4, 128}, /*has_warpgroups=*/false), DecodeKernel::tiles);
+    EXPECT_EQ(kernel_of({9, 7, 128}), DecodeKernel::tiles);  // 63 queries
+    EXPECT_EQ(kernel_of({16, 4, 32}), DecodeKernel::tiles);
+    EXPECT_EQ(kernel_of({16, 4, 136}), DecodeKernel::lanes);
+    EXPECT_EQ(kernel_of({16, 4, 128, DType::f32}), DecodeKernel::lanes);
+    // 256 thread blocks, of 512 keys or more each, and one text less.
+    EXPECT_EQ(kernel_of({16, 4, 128, DType::bf16, 32, 4096}), DecodeKernel::warpgroups);
+    EXPECT_EQ(kernel_of({16, 4, 128, DType::bf16, 31, 4096}), DecodeKernel::tiles);
+    EXPECT_EQ(kernel_of({16, 4, 64, DType::bf16, 31, 4096}), DecodeKernel::warpgroups);
+    EXPECT_EQ(DecodePlan::of({64, 16, 128, 1, 128, 4096, DType::bf16}, true).query_sets, 32);
 }
 
 TEST(DecodePlan, SplitsDivideATextsKeys) {

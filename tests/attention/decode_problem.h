@@ -85,8 +85,9 @@ inline const DecodeCase decode_cases[] = {
      .alibi = true,
      .sink = true},
     // In warpgroups on a Hopper GPU, from 64 queries on: all rules, windows, head dims that fill no tile, 84
-    // and 128 queries in two thread blocks, one split and several clusters.
-    {.heads = 12, .kv_heads = 1, .dim = 72, .context = 700, .positions = {693, 0, 57}, .tokens = 7},
+    // and 128 queries in two thread blocks, one split and several clusters. Above 64 columns, only long
+    // contexts are in warpgroups.
+    {.heads = 12, .kv_heads = 1, .dim = 72, .context = 22016, .positions = {693, 0, 57}, .tokens = 7},
     {.heads = 16,
      .kv_heads = 2,
      .dim = 40,
@@ -105,7 +106,7 @@ inline const DecodeCase decode_cases[] = {
     {.heads = 8,
      .kv_heads = 1,
      .dim = 128,
-     .context = 5000,
+     .context = 22016,
      .positions = {4984, 511, 63},
      .tokens = 16,
      .softcap = 3,
@@ -113,7 +114,7 @@ inline const DecodeCase decode_cases[] = {
     {.heads = 8,
      .kv_heads = 1,
      .dim = 128,
-     .context = 1000,
+     .context = 22016,
      .positions = {984, 90, 3},
      .left = 70,
      .tokens = 16,
