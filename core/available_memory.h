@@ -15,4 +15,8 @@ std::size_t available_memory(Device device);
 /// available_memory() reserves, as a constant.
 std::size_t unplanned_memory(Device device);
 
+/// Estimates what a CUDA context with a run's libraries takes of a GPU's memory, without NCCL, if
+/// `page_locked` bytes of host memory are mapped into it.
+std::size_t cuda_context_memory(std::size_t page_locked);
+
 }  // namespace gradtile

@@ -5,6 +5,7 @@
 #include <ostream>
 #include <sstream>
 
+#include <gradtile/core/available_memory.h>
 #include <gradtile/core/internal/offload_stream.h>
 #include <gradtile/layers/transformer/transformer.h>
 
@@ -217,6 +218,7 @@ MemoryPlan plan_memory(const Context& ctx, const MemoryRequest& request) {
     add_saves(ctx, {elements, part, all_frozen, passes.frozen.at_rest}, plan);
     if (is_for_gpu(ctx, request) && request.times_products) plan.graph = timed_result(request, parameters);
     plan.graph = std::max(plan.graph, request.graph);
+    if (is_for_gpu(ctx, request)) plan.cuda_context = cuda_context_memory(plan.host());
     return plan;
 }
 
@@ -298,6 +300,7 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
     if (plan.shard_copies > 0) line("shard copies", plan.shard_copies);
     if (plan.graph > 0) line(plan.request.graph == plan.graph ? "CUDA graph" : "timed products", plan.graph);
     line("total", plan.total());
+    if (plan.cuda_context > 0) line("with CUDA, about", plan.used());
     if (plan.host() > 0) {
         out << "and in host memory, page-locked\n";
         if (plan.request.offload_values) line("parameters", plan.offloaded_values);

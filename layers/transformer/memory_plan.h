@@ -101,6 +101,7 @@ struct MemoryPlan {
     /// The CUDA graph that replays a step, or if it is larger, the largest result of the products that the
     /// first step times.
     std::size_t graph = 0;
+    std::size_t cuda_context = 0;  ///< on a GPU, an estimate: cuda_context_memory()
     std::size_t optimizer_state() const { return masters + optimizer; }
     /// Page-locked host memory, without that for tokens: at most 56 bytes for each token of a step.
     std::size_t host() const {
@@ -114,6 +115,8 @@ struct MemoryPlan {
         return values + gradients + activations + snapshot + shard_copies + graph +
                (request.offload_optimizer ? 0 : optimizer_state());
     }
+    /// What the driver reports as used at the peak, by an estimate.
+    std::size_t used() const { return total() + cuda_context; }
 };
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
 

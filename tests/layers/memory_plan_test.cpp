@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <gradtile/core/available_memory.h>
 #include <gradtile/core/internal/offload_stream.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
@@ -560,6 +561,25 @@ TEST(MemoryPlan, CountsOffloadedResidualsAsHostMemory) {
     out << plan;
     EXPECT_THAT(out.str(), ::testing::ContainsRegex("optimizer state(.|\n)*total(.|\n)*residuals +" +
                                                     std::to_string(plan.residuals)));
+}
+
+/// The driver's tables of page-locked memory are in the device's memory.
+TEST(MemoryPlan, EstimatesACudaContext) {
+    const Context ctx(Device::cpu(), 1);
+    MemoryRequest request = request_for(gpt2_style(Recompute::none), DType::bf16);
+    EXPECT_EQ(plan_memory(ctx, request).cuda_context, 0u);
+    request.is_for_gpu = true;
+    const MemoryPlan kept = plan_memory(ctx, request);
+    EXPECT_EQ(kept.cuda_context, cuda_context_memory(0));
+    request.offload_optimizer = true;
+    const MemoryPlan offloaded = plan_memory(ctx, request);
+    EXPECT_EQ(offloaded.cuda_context, cuda_context_memory(offloaded.host()));
+    EXPECT_GT(offloaded.cuda_context, kept.cuda_context);
+    EXPECT_EQ(offloaded.used(), offloaded.total() + offloaded.cuda_context);
+    std::ostringstream out;
+    out << offloaded;
+    EXPECT_THAT(out.str(), ::testing::ContainsRegex("total .*\n  with CUDA, about +" +
+                                                    std::to_string(offloaded.used())));
 }
 
 TEST(MemoryPlan, PrintsOneLineForEachPurpose) {

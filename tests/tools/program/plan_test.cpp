@@ -79,6 +79,7 @@ TEST(Plan, RowsHaveTheirBatchAndTheBytesOfARing) {
     EXPECT_EQ(counts, (std::vector<int>{1, 2, 4, 8, 16, 24}));
     EXPECT_EQ(plan.at("predictions")[0].at("efficiency"), 1.0);
     EXPECT_EQ(plan.at("predictions").back().at("memory_bytes"), plan.at("memory").at("total_bytes"));
+    EXPECT_GT(plan.at("memory").at("used_bytes"), plan.at("memory").at("total_bytes"));
 }
 
 /// Shards have equal sizes, in multiples of 64 elements, so each of the 4 shards may be up to 64 elements
