@@ -1,8 +1,8 @@
-// decode.h on the GPU: launches the plan's kernel, of decode_lanes.cuh, decode_tiles.cuh or sm90/decode.cuh.
+// decode.h on the GPU: launches the plan's kernel, of decode/lanes.cuh, decode/tiles.cuh or sm90/decode.cuh.
 #include <gradtile/attention/cuda/sm90/hopper.h>
 #include <gradtile/attention/internal/gpu_dtypes.h>
-#include <gradtile/attention/cuda/decode_lanes.cuh>
-#include <gradtile/attention/cuda/decode_tiles.cuh>
+#include <gradtile/attention/cuda/decode/lanes.cuh>
+#include <gradtile/attention/cuda/decode/tiles.cuh>
 
 namespace gradtile::attention::cuda {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 /// All kernels of decode.h use this file. It says which keys a thread block reads, and merges the results for
-/// parts of a text's keys. decode_lanes.cuh is for few queries per K/V head, decode_tiles.cuh for more, and
+/// parts of a text's keys. decode/lanes.cuh is for few queries per K/V head, decode/tiles.cuh for more, and
 /// sm90/decode.cuh for many.
 ///
 /// With few keys, the call's time is the latency of memory accesses that depend on each other. So the first

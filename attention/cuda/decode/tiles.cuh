@@ -7,7 +7,7 @@
 #include <gradtile/attention/cuda/common/shared_memory_limits.h>
 #include <gradtile/attention/cuda/common/shared_tile.cuh>
 #include <gradtile/attention/cuda/common/softmax.cuh>
-#include <gradtile/attention/cuda/decode.cuh>
+#include <gradtile/attention/cuda/decode/decode.cuh>
 
 namespace gradtile::attention::cuda::decoding {
 

@@ -2,7 +2,7 @@
 /// The kernel of decode.h for few queries per K/V head, and for float32. Each lane holds 16-byte vectors from
 /// K and V rows, so that a warp reads whole cache lines. Tensor cores are not needed: with few queries, the
 /// call takes only as long as reading K and V.
-#include <gradtile/attention/cuda/decode.cuh>
+#include <gradtile/attention/cuda/decode/decode.cuh>
 
 namespace gradtile::attention::cuda::decoding {
 
