@@ -157,6 +157,7 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
     }
     const auto row = [&](const char* pass, double flops, double bytes, std::size_t scratch,
                          const std::function<void()>& work) {
+        rest(ctx);
         const double ms = median_milliseconds(ctx, flags.sampling(), work);
         const double flops_per_s = flops / ms * 1e3;
         const auto number = [](std::int64_t value) { return static_cast<double>(value); };

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <ctime>
+#include <thread>
 #include <vector>
 
 #include <gradtile/core/available_memory.h>
@@ -36,6 +38,10 @@ double milliseconds(const Context& ctx, Clock clock, const std::function<void()>
     work();
     if (ctx.device().is_cuda()) cuda::synchronize(ctx.device(), ctx.stream());
     return now_milliseconds(clock) - start;
+}
+
+void rest(const Context& ctx) {
+    if (ctx.device().is_cuda()) std::this_thread::sleep_for(std::chrono::milliseconds(500));
 }
 
 double median(std::vector<double> values) {

@@ -29,6 +29,9 @@ double median_milliseconds(const Context& ctx, const Sampling& sampling, const s
 /// clock rate affects all entries.
 std::vector<double> interleaved_milliseconds(const Context& ctx, const Sampling& sampling,
                                              const std::vector<std::function<void()>>& works);
+/// Waits half a second on a GPU. After heavy work its clock stays low for as long, so that without a pause a
+/// measurement would depend on the one before it.
+void rest(const Context& ctx);
 /// Milliseconds for one call.
 double milliseconds(const Context& ctx, Clock clock, const std::function<void()>& work);
 
