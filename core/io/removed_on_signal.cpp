@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstring>
 #include <system_error>
@@ -24,6 +25,8 @@ struct Slot {
 
 std::array<Slot, 64> slots;
 std::atomic<std::uint64_t> registrations{0};
+std::atomic<int> waits{0};           // objects of SignalsWait
+std::atomic<int> waiting_signal{0};  // that came meanwhile, or 0
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free);
 
 }  // namespace
@@ -50,6 +53,21 @@ RemovedOnSignal::~RemovedOnSignal() {
     // A slot that a handler has taken is not used again: the process is about to end.
     int own = Slot::registered;
     slots[static_cast<std::size_t>(slot_)].state.compare_exchange_strong(own, Slot::empty);
+}
+
+SignalsWait::SignalsWait() {
+    ++waits;
+}
+
+SignalsWait::~SignalsWait() {
+    if (--waits > 0) return;
+    if (const int number = waiting_signal.exchange(0)) ::kill(::getpid(), number);
+}
+
+bool ends_by_signal(int number) noexcept {
+    // If the last wait ends meanwhile, either its thread or this one sees both and takes the signal.
+    waiting_signal = number;
+    return waits == 0 && waiting_signal.exchange(0) != 0;
 }
 
 void remove_registered_files() noexcept {

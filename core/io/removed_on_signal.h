@@ -25,6 +25,20 @@ class RemovedOnSignal {
     int slot_ = -1;
 };
 
+/// While an object of this class exists, signals wait (ends_by_signal()): files that belong together then all
+/// get their names, or none.
+class SignalsWait {
+  public:
+    SignalsWait();
+    ~SignalsWait();  ///< sends the process the last signal that came
+    SignalsWait(const SignalsWait&) = delete;
+    SignalsWait& operator=(const SignalsWait&) = delete;
+};
+
+/// Whether a signal that has come ends the process now. False while signals wait. A signal handler may call
+/// this function.
+bool ends_by_signal(int number) noexcept;
+
 /// Removes the paths that this process registered, the newest first. Only for a process that ends now. A
 /// signal handler may call this function. The library installs no handler: the program `gradtile` does.
 void remove_registered_files() noexcept;

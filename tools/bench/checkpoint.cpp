@@ -123,6 +123,8 @@ int bench_checkpoint(const Flags& flags) {
     for_each_tensor(on_host, [&](const Tensor& x) { bytes += x.bytes(); });
     std::vector<std::byte> memory(bytes, std::byte{1});
 
+    check_usage(std::filesystem::is_directory(flags.directory), "--directory: '", flags.directory,
+                "'; expected an existing directory");
     const ScratchDirectory directory(flags.directory);
     // keep_last exceeds the number of runs, so that the timed saves delete no old files.
     SnapshotWriter writer(CheckpointDirectory(directory.path(), {.keep_last = flags.runs + 1}), ctx);

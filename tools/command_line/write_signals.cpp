@@ -13,9 +13,10 @@ void ignore_write_signals() {
 
 namespace {
 
-/// The action was reset to the default when the signal arrived, so raising it again ends the process.
 void remove_and_end(int number) {
+    if (!ends_by_signal(number)) return;
     remove_registered_files();
+    std::signal(number, SIG_DFL);
     std::raise(number);
 }
 
@@ -27,7 +28,6 @@ void remove_files_on_signals() {
         if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) continue;
         action = {};
         action.sa_handler = remove_and_end;
-        action.sa_flags = SA_RESETHAND;
         sigemptyset(&action.sa_mask);
         ::sigaction(number, &action, nullptr);
     }

@@ -27,6 +27,7 @@ void remove_remains(const std::filesystem::path& folder) {
 }  // namespace
 
 NewFiles::NewFiles(std::filesystem::path folder) : folder_(std::move(folder)) {
+    const SignalsWait until_registered;
     made_ = !exists(folder_);
     with_file_name("folder", folder_,
                    [&] { make_directories(FileSystem::posix(), std::filesystem::absolute(folder_)); });
@@ -59,6 +60,7 @@ void NewFiles::add_text(const std::string& name, std::string_view text) {
 
 std::vector<std::string> NewFiles::commit() {
     with_file_name("folder", folder_, [&] { unfinished_.emplace(folder_ / unfinished_name); });
+    const SignalsWait until_all_have_their_names;
     for (TensorWriter& file : files_) {
         file.commit();
         named_.push_back(file.path());

@@ -206,11 +206,17 @@ void add_plan(CommandLine& program) {
     command.add_switch("--same-batch", flags->plan.same_batch,
                        "compare GPU counts at the same batch instead of the same batch per GPU");
     using Paths = std::vector<std::string>;
-    command.add_value<Paths>("--measurements", "files of measurements: predict with constants fitted to them",
-                             [flags](const Paths& paths) { flags->plan.measurements = paths; });
+    const auto named = [](const char* flag, const Paths& paths) {
+        check_usage(std::ranges::find(paths, "") == paths.end(), flag,
+                    ": ''; expected a file of measurements");
+        return paths;
+    };
+    command.add_value<Paths>(
+        "--measurements", "files of measurements: predict with constants fitted to them",
+        [=](const Paths& paths) { flags->plan.measurements = named("--measurements", paths); });
     command.add_value<Paths>("--fit",
                              "files of measurements: only print the fitted constants and their deviations",
-                             [flags](const Paths& paths) { flags->fit = paths; });
+                             [=](const Paths& paths) { flags->fit = named("--fit", paths); });
     command.add_list(
         "--loss", flags->loss,
         "directories of finished runs, 6 or more: only predict the validation loss, by a law fitted to "

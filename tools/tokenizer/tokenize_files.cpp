@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/data_file.h>
+#include <gradtile/core/io/removed_on_signal.h>
 #include <gradtile/train/data/document_encoder.h>
 #include <gradtile/train/data/readers/data_files.h>
 #include <gradtile/train/tokenizers/byte_pair_encoding.h>
@@ -94,10 +96,12 @@ TokenizeResult tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions&
     result.documents = documents - result.val_documents;
     // If one file cannot be written, both names keep what they had: a new training file beside an old
     // validation file would have documents in common with it.
+    std::optional<SignalsWait> until_both_have_their_names;
     if (result.val_documents > 0) {
         TokenFileWriter validation(options.val_out, result.format);
         training.move_tail(starts[static_cast<std::size_t>(result.documents)], validation);
         result.val_tokens = validation.count();
+        until_both_have_their_names.emplace();
         validation.commit();
     }
     result.tokens = training.count();

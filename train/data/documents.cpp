@@ -9,11 +9,14 @@
 #include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/train/data/readers/data_files.h>
+#include <gradtile/train/data/readers/decompressor.h>
 #include <gradtile/train/data/readers/json_lines.h>
 #include <gradtile/train/data/readers/parquet_rows.h>
 
 namespace gradtile {
 namespace {
+
+constexpr std::string_view blanks = " \t\r\n";
 
 /// Bytes at a file's beginning that decide whether it is a text; git looks at as many.
 constexpr std::size_t binary_prefix = 8000;
@@ -24,6 +27,10 @@ bool is_binary(std::string_view begin) {
     for (std::size_t cut = 0; cut < std::min<std::size_t>(4, begin.size()); ++cut)
         if (is_utf8(begin.substr(0, begin.size() - cut))) return false;
     return true;
+}
+
+bool is_utf16(std::string_view begin) {
+    return is_binary(begin) && (begin.starts_with("\xFF\xFE") || begin.starts_with("\xFE\xFF"));
 }
 
 /// The members of a message that are read; a Parquet file may have more.
@@ -204,8 +211,8 @@ void RowColumns::choose(const std::vector<std::string>& members, const std::stri
                        members.empty() ? "" : "; it has: ", list));
 }
 
-bool RowColumns::finds_document(const JsonValue& row) const {
-    return !columns_in(names_of(row)).empty();
+bool RowColumns::finds_document(const std::vector<std::string>& members) const {
+    return !columns_in(members).empty();
 }
 
 void RowColumns::read(const JsonValue& row, const std::string& where, std::deque<Document>& documents) const {
@@ -251,17 +258,49 @@ bool is_json_lines_name(std::string_view path) {
     return name.ends_with(".jsonl") || name.ends_with(".ndjson");
 }
 
-/// Returns whether a text without such a name holds JSON Lines: its first line is an object with a document.
-/// Compares only the beginning of a first line that is longer than 64 KiB.
+/// The names in front of a colon in what may be an object, or the beginning of one.
+std::vector<std::string> names_before_colons(std::string_view text) {
+    std::vector<std::string> names;
+    for (std::size_t begin; (begin = text.find('"')) != std::string_view::npos;) {
+        text.remove_prefix(begin + 1);
+        const std::size_t end = text.find('"');
+        if (end == std::string_view::npos) break;
+        const std::size_t next = text.find_first_not_of(blanks, end + 1);
+        if (next != std::string_view::npos && text[next] == ':') names.emplace_back(text.substr(0, end));
+        text.remove_prefix(end + 1);
+    }
+    return names;
+}
+
+/// Whether a text without such a name holds JSON Lines: its first line that is not blank is an object with a
+/// document. So is a line that has this form, but is not JSON, as reading it says, or is longer than 64 KiB,
+/// of which only the beginning is examined.
 bool begins_as_json_lines(TextReader& text, const RowColumns& columns) {
     constexpr std::size_t examined = std::size_t{1} << 16;
-    std::string_view begin = text.peek(examined);
-    if (begin.starts_with(utf8_byte_order_mark)) begin.remove_prefix(utf8_byte_order_mark.size());
-    if (!begin.starts_with("{\"")) return false;
-    if (const std::size_t end = begin.find('\n'); end != std::string_view::npos || begin.size() < examined)
-        return columns.finds_document(parse_json_or_null(begin.substr(0, end)));
-    const std::string_view name = begin.substr(2, begin.find('"', 2) - 2);
-    return columns.finds_document(JsonValue::object({{std::string(name), JsonValue()}}));
+    std::string_view line = text.peek(examined);
+    bool is_whole = line.size() < examined;
+    if (line.starts_with(utf8_byte_order_mark)) line.remove_prefix(utf8_byte_order_mark.size());
+    line.remove_prefix(std::min(line.find_first_not_of(blanks), line.size()));
+    if (!line.starts_with('{')) return false;
+    if (const std::size_t end = line.find('\n'); end != std::string_view::npos) {
+        line = line.substr(0, end);
+        is_whole = true;
+    }
+    if (is_whole) {
+        if (const JsonValue row = parse_json_or_null(line); row.is_object())
+            return columns.finds_document(names_of(row));
+        line = line.substr(0, line.find_last_not_of(blanks) + 1);
+    }
+    const std::size_t first = line.find_first_not_of(blanks, 1);
+    return first != std::string_view::npos && line[first] == '"' && (!is_whole || line.ends_with('}')) &&
+           columns.finds_document(names_before_colons(line));
+}
+
+/// Whether standard input, which has no name, begins as a JSON array of objects.
+bool begins_as_json_array(std::string_view begin) {
+    if (!begin.starts_with('[')) return false;
+    const std::size_t next = begin.find_first_not_of(blanks, 1);
+    return next != std::string_view::npos && begin[next] == '{';
 }
 
 bool is_parquet_file(const std::string& path) {
@@ -329,10 +368,16 @@ void DocumentReader::open_next_file() {
           path == standard_input_name ? "named" : "not compressed as a whole");
     if (is_json_lines_name(path) || begins_as_json_lines(text, columns_))
         return open_rows(std::make_unique<JsonLines>(std::move(text)));
-    check(!uncompressed_name(path).ends_with(".json") || !begin.starts_with('['), path,
-          ": is one JSON array; expected JSON Lines: one object per line");
+    const bool is_array = path == standard_input_name
+                              ? begins_as_json_array(text.peek(64))
+                              : uncompressed_name(path).ends_with(".json") && begin.starts_with('[');
+    check(!is_array, text.name(), ": is one JSON array; expected JSON Lines: one object per line");
+    const std::string_view prefix = text.peek(binary_prefix);
+    const bool is_compressed = prefix.starts_with(gzip_magic) || prefix.starts_with(zstd_magic);
+    check(!is_compressed, text.name(), ": is compressed twice; expected text, or text compressed once");
+    check(!is_utf16(prefix), text.name(), ": is UTF-16; expected UTF-8 text (iconv -f utf-16 -t utf-8)");
     // A single file may be trained on byte by byte, whatever it holds.
-    check(files_.size() == 1 || !is_binary(text.peek(binary_prefix)), path,
+    check(files_.size() == 1 || !is_binary(prefix), path,
           ": is binary (it has zero bytes and is not UTF-8); expected UTF-8 text (a pattern, such as "
           "'DIR/*.txt', selects files)");
     set_format(Format::text);

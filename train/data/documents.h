@@ -50,7 +50,7 @@ class RowColumns {
     /// Chooses from the members of the first row. Throws Error, with the place, when there is no document.
     void choose(const std::vector<std::string>& members, const std::string& where);
     /// Returns whether a row has members from which choose() can choose.
-    bool finds_document(const JsonValue& row) const;
+    bool finds_document(const std::vector<std::string>& members) const;
     bool is_chosen() const { return !chosen_.empty(); }
     const std::vector<std::string>& chosen() const { return chosen_; }
     const std::string& text_column() const { return text_column_; }

@@ -56,6 +56,7 @@ void write_text_file(const std::filesystem::path& path, const std::string& text)
 RunDirectory RunDirectory::create(const TrainConfig& config, const std::string& identity,
                                   std::uint64_t checkpoint_bytes) {
     const std::filesystem::path path = config.out;
+    std::optional<SignalsWait> until_registered(std::in_place);
     const bool existed = exists(path);
     try {
         make_directories(FileSystem::posix(), path);
@@ -74,6 +75,7 @@ RunDirectory RunDirectory::create(const TrainConfig& config, const std::string& 
         throw;
     }
     for (const std::filesystem::path& own : run.own_paths()) run.on_signal_.emplace_back(own);
+    until_registered.reset();
     try {
         run.remove_temporaries();
         run.require_room("out", checkpoint_bytes);

@@ -72,6 +72,7 @@ void StopSignals::take(const os::ReceivedSignal& signal) {
     if (number == SIGHUP && terminal_.has_sent(signal)) return;
     const int first = received_;
     if (!answered_ || first == number) {
+        if (!ends_by_signal(number)) return;
         remove_registered_files();
         _exit(128 + number);
     }

@@ -306,6 +306,7 @@ struct WritingCommand {
     Arguments arguments;
     int undone = 1;    ///< a signal before this rename, or an earlier one, leaves nothing
     int repeated = 1;  ///< after kill -9 before this rename, or an earlier one, the command can be repeated
+    int together = 0;  ///< files that get their names together: a signal leaves none of them or all
 };
 
 class EveryWritingCommand : public OutputFiles {
@@ -322,13 +323,13 @@ class EveryWritingCommand : public OutputFiles {
         return {{{"corpus", "--characters", "100", "--out", out_}},
                 {{"tokenizer", "train", "--vocabulary", "300", "--data", stories_, "--out", out_}},
                 {tokenize},
-                {tokenize + Arguments{"--val-fraction", "0.5", "--val-out", out_ + "-val"}, 1, 2},
+                {tokenize + Arguments{"--val-fraction", "0.5", "--val-out", out_ + "-val"}, 0, 2, 2},
                 {{"eval", run_, "--data", stories_, "--logits", out_}},
                 {{"report", run_, "--out", out_}},
                 {{"lab", "--length", "16", "--html", out_}},
                 {{"lab", "--sweep", "length", "--svg", out_}},
                 {{"export", run_, "--format", "gguf", "--out", out_}},
-                {{"export", run_, "--out", out_}, 5, 5},
+                {{"export", run_, "--out", out_}, 5, 5, 5},
                 // run.json, config.json and the checkpoint
                 {{"import", weights_, "--out", out_}, 3, 3},
                 {tiny_training(stories_, out_), 2, 2},
@@ -341,13 +342,13 @@ class EveryWritingCommand : public OutputFiles {
         return names;
     }
     /// Runs the command in an empty directory until the program is about to rename a file for the n-th time,
-    /// and sends it the signal.
-    void run_until_rename(const Arguments& arguments, int n, int signal) const {
+    /// or has done so, and sends it the signal.
+    void run_until_rename(const Arguments& arguments, int n, int signal, const char* place = "before") const {
         std::filesystem::remove_all(outputs_);
         std::filesystem::create_directory(outputs_);
-        const Outcome outcome =
-            run(arguments, {.environment = {{"LD_PRELOAD", GRADTILE_SIGNAL_AT_RENAME_MODULE},
-                                            {"GRADTILE_SIGNAL_AT_RENAME", concat(signal, ':', n)}}});
+        const Outcome outcome = run(
+            arguments, {.environment = {{"LD_PRELOAD", GRADTILE_SIGNAL_AT_RENAME_MODULE},
+                                        {"GRADTILE_SIGNAL_AT_RENAME", concat(signal, ':', n, ':', place)}}});
         EXPECT_TRUE(outcome.signal == signal || outcome.exit_code == 128 + signal) << outcome.err;
     }
 
@@ -371,6 +372,20 @@ TEST_F(EveryWritingCommand, LeavesNothingAfterASignalAndIsRepeatedAfterAKill) {
             EXPECT_THAT(written(), testing::Not(testing::Contains(HasSubstr(".tmp-")))) << n;
         }
     }
+}
+
+TEST_F(EveryWritingCommand, NamesFilesThatBelongTogetherAllOrNone) {
+    const auto files = [&] {
+        return std::ranges::count_if(std::filesystem::recursive_directory_iterator(outputs_),
+                                     [](const auto& entry) { return entry.is_regular_file(); });
+    };
+    for (const WritingCommand& command : commands())
+        for (int n = 1; n <= command.together; ++n)
+            for (const char* const place : {"before", "after"}) {
+                SCOPED_TRACE(concat(testing::PrintToString(command.arguments), ", ", place, " rename ", n));
+                run_until_rename(command.arguments, n, SIGTERM, place);
+                EXPECT_THAT(files(), testing::AnyOf(0, command.together));
+            }
 }
 
 /// A command that can write has a row above for each flag that names an output.

@@ -222,6 +222,24 @@ TEST(Documents, AFormatFollowsFromTheContent) {
                 HasSubstr("e.parquet: is no Parquet file: it does not begin with PAR1"));
     EXPECT_THAT(message_of([&] { texts_in({place.write("f.json", "[{\"text\": \"a\"}]")}); }),
                 HasSubstr("f.json: is one JSON array; expected JSON Lines"));
+    const auto refusal = [&](const std::string& text) {
+        return message_of([&] { texts_in({place.write("i.json", text)}); });
+    };
+    for (const char* const spaced :
+         {"{ \"text\": \"a\"}\n", " {\"text\": \"a\"}\n", "\n\r\n{\"text\" : \"a\"}\n"})
+        EXPECT_THAT(texts_in({place.write("i.json", spaced)}), ElementsAre("a")) << spaced;
+    // Not JSON, but in the form of a row: no text.
+    EXPECT_THAT(refusal("{\"text\": \"a\", \"score\": NaN}\n"), HasSubstr("i.json: line 1: not JSON"));
+    EXPECT_THAT(refusal("{\"text\": \"a\"}\r{\"text\": \"b\"}\r"), HasSubstr("i.json: line 1: not JSON"));
+    EXPECT_THAT(refusal("{\"text\": \"\xFF\"}\n"), HasSubstr("i.json: line 1"));
+    EXPECT_THAT(texts_in({place.write("j", "{\"id\": 1, \"text\": \"" + longer + "\"}\n{\"text\": \"b\"}")}),
+                ElementsAre(longer, "b"));
+    EXPECT_THAT(texts_in({place.write("k.txt", "{ \"text\"\n")}), ElementsAre("{ \"text\"\n"));
+    EXPECT_THAT(texts_in({place.write("k.txt", "{ \"name\": x }\n")}), ElementsAre("{ \"name\": x }\n"));
+    EXPECT_THAT(refusal(std::string("\xFF\xFE"
+                                    "a\0b\0\xE9\0",
+                                    8)),
+                HasSubstr("i.json: is UTF-16; expected UTF-8"));
     EXPECT_TRUE(is_plain_text(place.write("g.txt", "text"), ""));
     EXPECT_FALSE(is_plain_text(place.write("h.txt", "{\"text\": \"a\"}"), ""));
 }

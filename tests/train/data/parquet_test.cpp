@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <gradtile/core/io/little_endian.h>
 #include <gradtile/train/data/readers/parquet_rows.h>
 #include <gradtile/train/data/readers/thrift.h>
 
@@ -106,6 +107,33 @@ TEST(Parquet, AnErrorNamesRowGroupAndColumn) {
 std::string bytes_of(const std::filesystem::path& path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(Parquet, TwoColumnsOfOneNameAreRefused) {
+    const std::string file = bytes_of(folder / "pairs.parquet");
+    const std::size_t length_at = file.size() - 8;  // of the metadata at the end
+    const auto* const bytes = reinterpret_cast<const std::byte*>(file.data());
+    const std::size_t footer = get_little_endian<std::uint32_t>(bytes + length_at);
+    std::string metadata = file.substr(length_at - footer, footer);
+    const std::string other =
+                          "\x0A"
+                          "completion",
+                      same =
+                          "\x06"
+                          "prompt";  // with their lengths
+    for (std::size_t at; (at = metadata.find(other)) != std::string::npos;)
+        metadata.replace(at, other.size(), same);
+    const TemporaryDirectory place;
+    std::string end(4, '\0');
+    put_little_endian(reinterpret_cast<std::byte*>(end.data()), static_cast<std::uint32_t>(metadata.size()));
+    const std::string path =
+        place.write("p.parquet", file.substr(0, length_at - footer) + metadata + end + "PAR1");
+    ParquetRows rows(path);
+    rows.select({"prompt"}, {});
+    JsonValue row;
+    EXPECT_THAT(
+        message_of([&] { rows.next(row); }),
+        HasSubstr("row group 0, column 'prompt': there are several columns of this name; expected one"));
 }
 
 /// A changed byte may change nothing, or give other rows; it never does anything else, which the sanitized

@@ -1,4 +1,5 @@
 // Bytes, lines and compressed data.
+#include <fstream>
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -62,6 +63,26 @@ TEST(Readers, GzipDataAreDecompressed) {
 
 TEST(Readers, ZstdDataAreDecompressed) {
     expect_compressed_text(zstd_lines);
+}
+
+/// pzstd begins with a frame that is skipped, in which the next frame's length stands.
+TEST(Readers, SkippableZstdFramesAreSkipped) {
+    const TemporaryDirectory place;
+    const std::string skipped = from_hexadecimal("502a4d180400000015000000");
+    const std::string path = place.write("lines.zst", skipped + zstd_lines);
+    SKIP_WITHOUT_LIBRARY(path);
+    EXPECT_EQ(all_text(path), "one\ntwo\n");
+    EXPECT_EQ(all_text(place.write("twice", skipped + zstd_lines + skipped + zstd_lines)),
+              "one\ntwo\none\ntwo\n");
+}
+
+TEST(Readers, AFileThatIsChangedWhileItIsReadIsRefused) {
+    const TemporaryDirectory place;
+    const std::string path = place.write("f", std::string(200'000, 'x'));
+    TextReader reader = open_text(path);
+    reader.peek(1);
+    std::ofstream(path, std::ios::in | std::ios::out).seekp(150'000) << "other";
+    EXPECT_EQ(message_of([&] { reader.read_all(1); }), path + ": was changed while it was read");
 }
 
 /// The beginnings of files by xz, zip, 7z, lz4 and bzip2. Without the check their bytes would be a text.

@@ -44,6 +44,7 @@ class FileBytes final : public ByteSource {
     }
     std::size_t read(std::span<std::byte> out) override {
         const auto count = std::min<std::int64_t>(std::ssize(out), file_.size() - position_);
+        check(count > 0 || !file_.was_modified(), file_.path(), ": was changed while it was read");
         const std::span<std::byte> part = out.first(static_cast<std::size_t>(count));
         file_.read(position_, part);
         position_ += count;
@@ -169,6 +170,13 @@ void refuse_other_compression(std::string_view begin, const std::string& name) {
               "; expected text, or text compressed with gzip or zstd");
 }
 
+/// A zstd frame, or one that is skipped, with which pzstd begins (RFC 8878, 3.1.2).
+bool begins_as_zstd(std::string_view begin) {
+    const bool is_skipped = begin.size() >= 4 && (static_cast<unsigned char>(begin[0]) & 0xF0) == 0x50 &&
+                            begin.substr(1, 3) == "\x2A\x4D\x18";
+    return is_skipped || begin.starts_with(zstd_magic);
+}
+
 std::unique_ptr<ByteSource> decompressed_if_compressed(std::unique_ptr<ByteSource> bytes,
                                                        const std::string& name) {
     std::vector<std::byte> first(longest_magic);
@@ -183,7 +191,7 @@ std::unique_ptr<ByteSource> decompressed_if_compressed(std::unique_ptr<ByteSourc
     refuse_other_compression(begin, name);
     std::unique_ptr<Decompressor> decompressor;
     if (begin.starts_with(gzip_magic)) decompressor = gzip_decompressor(name);
-    if (begin.starts_with(zstd_magic)) decompressor = zstd_decompressor(name);
+    if (begins_as_zstd(begin)) decompressor = zstd_decompressor(name);
     if (!decompressor) return std::make_unique<BytesAfter>(std::move(first), std::move(bytes));
     return std::make_unique<DecompressedBytes>(std::move(bytes), std::move(first), std::move(decompressor),
                                                name);

@@ -99,6 +99,8 @@ class ParquetRows::Column {
                           "': a struct or list inside a struct; expected strings");
                 }
             }
+            check(std::ranges::find(members_, member) == members_.end(), where, leaf.name(),
+                  "': there are several columns of this name; expected one");
             leaves_.emplace_back(file, leaf, metadata.row_groups[group], group);
             members_.push_back(std::move(member));
         }
