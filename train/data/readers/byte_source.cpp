@@ -39,12 +39,13 @@ class MemoryBytes final : public ByteSource {
 
 class FileBytes final : public ByteSource {
   public:
-    FileBytes(const std::string& path, FileHash hash) : file_(path) {
-        if (hash == FileHash::computed) hash_.emplace();
+    FileBytes(const std::string& path, FileHash hash) : file_(path), is_hashed_(hash == FileHash::computed) {
+        if (is_hashed_) hash_.emplace();
     }
     std::size_t read(std::span<std::byte> out) override {
         const auto count = std::min<std::int64_t>(std::ssize(out), file_.size() - position_);
-        check(count > 0 || !file_.was_modified(), file_.path(), ": was changed while it was read");
+        check(count > 0 || is_hashed_ || !file_.was_modified(), file_.path(),
+              ": was changed while it was read");
         const std::span<std::byte> part = out.first(static_cast<std::size_t>(count));
         file_.read(position_, part);
         position_ += count;
@@ -62,6 +63,7 @@ class FileBytes final : public ByteSource {
   private:
     DataFile file_;
     std::int64_t position_ = 0;
+    bool is_hashed_;  // then a stream or a resume compares the hash of what was read
     std::optional<ContentHash> hash_;
     std::optional<DataContent> content_;
 };
