@@ -52,7 +52,7 @@ void check_vectors(const Tensor& x) {
 }
 
 template <class T>
-NewHeads<T> new_heads(const Tensor& x) {
+Heads<T> heads_of(const Tensor& x) {
     return {x.data<std::remove_const_t<T>>(), x.stride(0), x.stride(1), x.stride(2)};
 }
 
@@ -73,32 +73,31 @@ void decode(const Context& ctx, const Tensor& o, const Tensor& lse, const Decode
           " sets of heads; expected at most 65535 of each");
     for (const Tensor* x : {&o, &in.q, &in.k, &in.v, &cache.k, &cache.v}) check_vectors(*x);
     const auto launch_kernel = [&]<class T>(TypeTag<T>) {
-        const DecodeParameters<T> p{
-            .q = new_heads<const T>(in.q),
-            .k = new_heads<const T>(in.k),
-            .v = new_heads<const T>(in.v),
-            .o = new_heads<T>(o),
-            .lse = data_or_null<float>(lse),
-            .cached_k = {cache.k.data<T>(), cache.k.stride(0), cache.k.stride(1), cache.k.stride(2)},
-            .cached_v = {cache.v.data<T>(), cache.v.stride(0), cache.v.stride(1), cache.v.stride(2)},
-            .slots = in.slots.data<std::int32_t>(),
-            .positions = in.positions.data<std::int32_t>(),
-            .heads = static_cast<int>(heads),
-            .kv_heads = static_cast<int>(kv_heads),
-            .group = static_cast<int>(heads / kv_heads),
-            .head_dim = static_cast<int>(dim),
-            .tokens = static_cast<int>(tokens),
-            .query_sets = plan.query_sets,
-            .blocks = BlockTable(cache.k, cache.table),
-            .context = static_cast<int>(cache.context()),
-            .mask = device::DeviceMask(options.mask),
-            .scores = options.scores,
-            .scale = static_cast<float>(options.scale),
-            .cluster_log2 = 0,
-            .cheap_splits = DecodePlan::max_cluster,
-            .counters = scratch.counters.data<std::int32_t>(),
-            .part_o = scratch.o.data<float>(),
-            .part_sums = scratch.sums.data<float>()};
+        const DecodeParameters<T> p{.q = heads_of<const T>(in.q),
+                                    .k = heads_of<const T>(in.k),
+                                    .v = heads_of<const T>(in.v),
+                                    .o = heads_of<T>(o),
+                                    .lse = data_or_null<float>(lse),
+                                    .cached_k = heads_of<T>(cache.k),
+                                    .cached_v = heads_of<T>(cache.v),
+                                    .slots = in.slots.data<std::int32_t>(),
+                                    .positions = in.positions.data<std::int32_t>(),
+                                    .heads = static_cast<int>(heads),
+                                    .kv_heads = static_cast<int>(kv_heads),
+                                    .group = static_cast<int>(heads / kv_heads),
+                                    .head_dim = static_cast<int>(dim),
+                                    .tokens = static_cast<int>(tokens),
+                                    .query_sets = plan.query_sets,
+                                    .blocks = BlockTable(cache.k, cache.table),
+                                    .context = static_cast<int>(cache.context()),
+                                    .mask = device::DeviceMask(options.mask),
+                                    .scores = options.scores,
+                                    .scale = static_cast<float>(options.scale),
+                                    .cluster_log2 = 0,
+                                    .cheap_splits = DecodePlan::max_cluster,
+                                    .counters = scratch.counters.data<std::int32_t>(),
+                                    .part_o = scratch.o.data<float>(),
+                                    .part_sums = scratch.sums.data<float>()};
         if constexpr (sizeof(T) == 2) {
             if (plan.kernel == DecodeKernel::warpgroups) return launch_hopper_decode(ctx, problem, plan, p);
             if (plan.kernel == DecodeKernel::tiles)

@@ -25,18 +25,18 @@ class RemovedOnSignal {
     int slot_ = -1;
 };
 
-/// While an object of this class exists, signals wait (ends_by_signal()): files that belong together then all
-/// get their names, or none.
+/// While an object of this class exists, no signal ends the process whose handler asks ends_by_signal(). So
+/// either all of several files get their names, or none.
 class SignalsWait {
   public:
     SignalsWait();
-    ~SignalsWait();  ///< sends the process the last signal that came
+    ~SignalsWait();  ///< sends the process the last signal again that has come meanwhile
     SignalsWait(const SignalsWait&) = delete;
     SignalsWait& operator=(const SignalsWait&) = delete;
 };
 
-/// Whether a signal that has come ends the process now. False while signals wait. A signal handler may call
-/// this function.
+/// Returns whether a signal handler should end the process now: not while a SignalsWait exists. Only for
+/// signal handlers, and for threads that wait for signals.
 bool ends_by_signal(int number) noexcept;
 
 /// Removes the paths that this process registered, the newest first. Only for a process that ends now. A

@@ -115,7 +115,7 @@ struct MemoryPlan {
         return values + gradients + activations + snapshot + shard_copies + graph +
                (request.offload_optimizer ? 0 : optimizer_state());
     }
-    /// What the driver reports as used at the peak, by an estimate.
+    /// Estimates the largest number that the driver reports as used memory.
     std::size_t used() const { return total() + cuda_context; }
 };
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);

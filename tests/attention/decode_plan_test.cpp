@@ -101,7 +101,8 @@ TEST(DecodePlan, NoGpuHasMoreSplitsThanOneWithoutLimits) {
                         }
 }
 
-/// The smallest scratch memory for a GPU with or without the kernel for warpgroups is enough for both.
+/// Scratch memory is enough with and without the kernel for warpgroups, also for fewer texts, which may have
+/// another kernel.
 TEST(DecodePlan, ScratchMemoryIsEnoughForEveryGpu) {
     const Context planning = Context(Device::cpu(), 1).plan(Arena::for_planning(Device::cuda(0)));
     for (const std::int64_t texts : {1, 3, 40})
@@ -112,11 +113,13 @@ TEST(DecodePlan, ScratchMemoryIsEnoughForEveryGpu) {
                     const Tensor keys =
                         empty(planning, {texts, call.context, kv_heads, head_dim}, DType::bf16);
                     const attention::DecodeScratch scratch(planning, texts, 32, {keys, keys, {}}, tokens);
-                    for (const bool has_warpgroups : {false, true}) {
-                        const DecodePlan plan = call.plan({}, has_warpgroups);
-                        EXPECT_GE(scratch.counters.elements(), texts * kv_heads * plan.query_sets);
-                        EXPECT_GE(scratch.o.size(0), texts * tokens * 32 * plan.splits);
-                    }
+                    for (const bool has_warpgroups : {false, true})
+                        for (std::int64_t some = 1; some <= texts; ++some) {
+                            const DecodePlan plan =
+                                Call{some, tokens, kv_heads, head_dim, call.context}.plan({}, has_warpgroups);
+                            EXPECT_GE(scratch.counters.elements(), some * kv_heads * plan.query_sets);
+                            EXPECT_GE(scratch.o.size(0), some * tokens * 32 * plan.splits);
+                        }
                 }
 }
 

@@ -258,7 +258,7 @@ bool is_json_lines_name(std::string_view path) {
     return name.ends_with(".jsonl") || name.ends_with(".ndjson");
 }
 
-/// The names in front of a colon in what may be an object, or the beginning of one.
+/// Returns the quoted names before colons, as in an object, which may be damaged or cut.
 std::vector<std::string> names_before_colons(std::string_view text) {
     std::vector<std::string> names;
     for (std::size_t begin; (begin = text.find('"')) != std::string_view::npos;) {
@@ -273,8 +273,8 @@ std::vector<std::string> names_before_colons(std::string_view text) {
 }
 
 /// Whether a text without such a name holds JSON Lines: its first line that is not blank is an object with a
-/// document. So is a line that has this form, but is not JSON, as reading it says, or is longer than 64 KiB,
-/// of which only the beginning is examined.
+/// document. A line that only looks like one counts, too, and the reader then says why it is not JSON. If the
+/// line is longer than 64 KiB, its beginning decides.
 bool begins_as_json_lines(TextReader& text, const RowColumns& columns) {
     constexpr std::size_t examined = std::size_t{1} << 16;
     std::string_view line = text.peek(examined);

@@ -29,33 +29,25 @@ namespace gradtile::attention::cuda::decoding {
 
 namespace kernels = gradtile::cuda::device;
 
-/// A tensor [R, T, H, D] whose heads' elements are adjacent.
+/// A tensor [R, T, H, D] of new tokens, or [blocks, keys, H, D] of the cache. The elements of a head are
+/// adjacent.
 template <class T>
-struct NewHeads {
+struct Heads {
     T* data;
-    std::int64_t text_stride, token_stride, head_stride;
+    std::int64_t outer_stride, row_stride, head_stride;
 
-    __device__ __forceinline__ T* at(int text, int token, int head) const {
-        return data + text * text_stride + token * token_stride + head * head_stride;
-    }
-};
-
-template <class T>
-struct CachedHeads {
-    T* data;
-    std::int64_t block_stride, key_stride, head_stride;
-
-    __device__ __forceinline__ T* at(int block, int key_in_block, int head) const {
-        return data + block * block_stride + key_in_block * key_stride + head * head_stride;
+    /// `outer` is a text or a block, `row` a token or a key.
+    __device__ __forceinline__ T* at(int outer, int row, int head) const {
+        return data + outer * outer_stride + row * row_stride + head * head_stride;
     }
 };
 
 template <class T>
 struct DecodeParameters {
-    NewHeads<const T> q, k, v;
-    NewHeads<T> o;
+    Heads<const T> q, k, v;
+    Heads<T> o;
     float* lse;  // [R, Hq, T]; may be null
-    CachedHeads<T> cached_k, cached_v;
+    Heads<T> cached_k, cached_v;
     const std::int32_t *slots, *positions;
     int heads, kv_heads, group, head_dim;  // group: query heads that share a K/V head
     int tokens;                            // new tokens per text
@@ -277,7 +269,7 @@ class DecodeWork {
                       block = key >> p_.blocks.log2_rows == position_ >> p_.blocks.log2_rows
                                   ? first_new_block_
                                   : last_new_block_;
-            const auto copy = [&](const CachedHeads<T>& to, const NewHeads<const T>& from) {
+            const auto copy = [&](const Heads<T>& to, const Heads<const T>& from) {
                 *reinterpret_cast<uint4*>(to.at(block, p_.blocks.row_in_block(key), kv_head_) + column) =
                     *reinterpret_cast<const uint4*>(from.at(text_, token, kv_head_) + column);
             };

@@ -169,7 +169,7 @@ class LanesThread : public DecodeWork<T, Block_, LanesShared<Block_>> {
     /// Loads all keys but the new ones, from the L2 cache and not from L1, because another multiprocessor may
     /// have written them. Keys in a block outside the cache become NaN, their values 0, which a query that
     /// does not see them needs: `missing` has the bits.
-    __device__ __forceinline__ void load_cached(Vectors& to, const CachedHeads<T>& from, int pass,
+    __device__ __forceinline__ void load_cached(Vectors& to, const Heads<T>& from, int pass,
                                                 unsigned missing) const {
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {
@@ -186,7 +186,7 @@ class LanesThread : public DecodeWork<T, Block_, LanesShared<Block_>> {
             }
         }
     }
-    __device__ __forceinline__ void load_new(Vectors& to, const NewHeads<const T>& from, int pass) const {
+    __device__ __forceinline__ void load_new(Vectors& to, const Heads<const T>& from, int pass) const {
         if (position_ >= min(pass + Block::pass_keys, keys_.end)) return;
 #pragma unroll
         for (int u = 0; u < unroll; ++u) {

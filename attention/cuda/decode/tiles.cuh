@@ -2,8 +2,8 @@
 /// The kernel of decode.h for several queries per K/V head: the query heads that share it, of one or more new
 /// tokens. Each query costs as many multiplications per key, which take longer than reading the key outside
 /// the tensor cores. So K and V are copied to shared memory asynchronously, tile by tile, and multiplied as
-/// in sm80/few_queries.cuh: the warps divide the queries, and the keys of each tile. sm90/decode.cuh shares
-/// all but the products.
+/// in sm80/few_queries.cuh: the warps divide the queries, and the keys of each tile. sm90/decode.cuh
+/// multiplies in another way, and uses the rest of this file.
 #include <gradtile/attention/cuda/common/shared_memory_limits.h>
 #include <gradtile/attention/cuda/common/shared_tile.cuh>
 #include <gradtile/attention/cuda/common/softmax.cuh>
@@ -44,7 +44,7 @@ struct RingShared : MergeShared<Block> {
     static_assert(Block::parts * Block::queries * o_stride * 4 <= Block::stages * stage_bytes);
 };
 
-/// What kernels with tensor cores share: all but the queries' copy and the products.
+/// Both kernels with tensor cores derive from this class. They add how queries are copied and multiplied.
 template <class T, class Block_, class Shared_>
 class TilesWork : public DecodeWork<T, Block_, Shared_> {
   public:
@@ -150,10 +150,10 @@ class TilesWork : public DecodeWork<T, Block_, Shared_> {
         kernels::commit_copies();
     }
     /// Copies a tile of cached keys in one block.
-    __device__ __forceinline__ void copy_rows(const CachedHeads<T>& from, int tile, int tile_offset) const {
+    __device__ __forceinline__ void copy_rows(const Heads<T>& from, int tile, int tile_offset) const {
         device::load_tile_async<KvTile, Block::threads>(
             kernels::shared_address(stage_of(tile)) + tile_offset,
-            from.at(next_block_, p_.blocks.row_in_block(first_key_of(tile)), kv_head_), from.key_stride,
+            from.at(next_block_, p_.blocks.row_in_block(first_key_of(tile)), kv_head_), from.row_stride,
             Block::keys, p_.head_dim);
     }
     /// Copies a tile's cached keys that a query sees. Rows before and after them become 0. Keys in a block
@@ -169,7 +169,7 @@ class TilesWork : public DecodeWork<T, Block_, Shared_> {
             const int block = is_seen ? block_of(key) : -1;
             const bool is_held = p_.blocks.in_cache(block), is_read = is_held && column < p_.head_dim;
             const std::uint32_t to = KvTile::offset(row, chunk());
-            const auto start = [&](const CachedHeads<T>& from, int tile_offset) {
+            const auto start = [&](const Heads<T>& from, int tile_offset) {
                 kernels::copy_16_bytes_async(
                     stage + tile_offset + to,
                     is_read ? from.at(block, p_.blocks.row_in_block(key), kv_head_) + column : from.data,
@@ -196,7 +196,7 @@ class TilesWork : public DecodeWork<T, Block_, Shared_> {
         for (int row = thread_ / row_chunks; row < Block::keys; row += row_step) {
             const int key = first + row;
             if (key < position_ || key >= keys_.end) continue;
-            const auto copy = [&](const NewHeads<const T>& from, int tile_offset) {
+            const auto copy = [&](const Heads<const T>& from, int tile_offset) {
                 uint4 values{};
                 if (chunk() * 8 < p_.head_dim)
                     values = *reinterpret_cast<const uint4*>(from.at(text_, key - position_, kv_head_) +

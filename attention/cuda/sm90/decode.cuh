@@ -2,8 +2,8 @@
 /// The kernel of decode.h for many queries per K/V head, on Hopper. A warpgroup takes 64 queries and
 /// multiplies by wgmma, which reads a tile of K or V from shared memory once. mma.sync reads it once for
 /// every 16 or 32 queries, and these reads bounded it: 203 us, and 120 us with wgmma, for 16 tokens of 4 K/V
-/// heads with head dim 128 and 256 MiB of keys and values (bench/results/2026-11-30-h200-kernels.md). All
-/// else is as in decode/tiles.cuh.
+/// heads with head dim 128 and 256 MiB of keys and values (bench/results/2026-11-30-h200-kernels.md). The
+/// rest of the kernel is in decode/tiles.cuh.
 #include <gradtile/attention/cuda/sm90/hopper.h>
 #include <gradtile/attention/cuda/common/panel_tile.cuh>
 #include <gradtile/attention/cuda/decode/tiles.cuh>

@@ -6,6 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <thread>
 
 #include "checkpoint_test_support.h"
 
@@ -113,6 +117,28 @@ TEST(RemovedOnSignal, PathsOfThisProcessAreRemovedInReverseOrder) {
     EXPECT_EQ(code, 0);
     EXPECT_THAT(names_in(place.path()), ElementsAre("kept", "parent", "released"));
     EXPECT_THAT(names_in(kept), ElementsAre("file"));
+}
+
+TEST(SignalsWait, TheLastSignalComesAgainAfterTheLastWait) {
+    static std::atomic<int> received, ended;
+    std::signal(SIGUSR2, [](int number) {
+        ++received;
+        if (ends_by_signal(number)) ++ended;
+    });
+    std::raise(SIGUSR2);
+    EXPECT_EQ(ended, 1);
+    {
+        const SignalsWait outer;
+        { const SignalsWait inner; }
+        std::raise(SIGUSR2);
+        std::raise(SIGUSR2);
+        EXPECT_EQ(ended, 1);
+        EXPECT_EQ(received, 3);
+    }
+    for (int i = 0; i < 1000 && ended < 2; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(ended, 2);
+    EXPECT_EQ(received, 4);
+    std::signal(SIGUSR2, SIG_DFL);
 }
 
 TEST(RemovedOnSignal, TheTableOfPathsMayBeFull) {
