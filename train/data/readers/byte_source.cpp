@@ -39,13 +39,12 @@ class MemoryBytes final : public ByteSource {
 
 class FileBytes final : public ByteSource {
   public:
-    FileBytes(const std::string& path, FileHash hash) : file_(path), is_hashed_(hash == FileHash::computed) {
-        if (is_hashed_) hash_.emplace();
+    FileBytes(const std::string& path, FileHash hash) : file_(path) {
+        if (hash == FileHash::computed) hash_.emplace();
     }
     std::size_t read(std::span<std::byte> out) override {
         const auto count = std::min<std::int64_t>(std::ssize(out), file_.size() - position_);
-        check(count > 0 || is_hashed_ || !file_.was_modified(), file_.path(),
-              ": was changed while it was read");
+        if (count == 0) require_one_content();
         const std::span<std::byte> part = out.first(static_cast<std::size_t>(count));
         file_.read(position_, part);
         position_ += count;
@@ -61,9 +60,16 @@ class FileBytes final : public ByteSource {
     std::optional<DataContent> content() const override { return content_; }
 
   private:
+    /// A hashed file that was only touched may go on: it is read again to tell.
+    void require_one_content() const {
+        if (!file_.was_modified()) return;
+        file_.require_same_size();
+        check(content_ && full_content_of(file_) == *content_, file_.path(),
+              ": was changed while it was read");
+    }
+
     DataFile file_;
     std::int64_t position_ = 0;
-    bool is_hashed_;  // then a stream or a resume compares the hash of what was read
     std::optional<ContentHash> hash_;
     std::optional<DataContent> content_;
 };
