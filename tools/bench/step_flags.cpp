@@ -34,6 +34,7 @@ Step step_of(const std::string& given_preset, const JsonValue& settings) {
     if (config.model.vocabulary == 0) config.model.vocabulary = characters;
     rethrow_as_usage_error([&] {
         validate(config);
+        check_used(config, settings);
         check_device(config, resolve_device(config.device));
     });
     return {name, config};

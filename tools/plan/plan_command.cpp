@@ -37,7 +37,10 @@ TrainConfig config_of(const Flags& flags) {
     check_usage(
         config.context_parallel == 1, "context-parallel: ", config.context_parallel,
         "; the cost model has no ring attention, expected 1 (gradtile train --memory plans its memory)");
-    rethrow_as_usage_error([&] { validate(config, flags.plan.gpus); });
+    rethrow_as_usage_error([&] {
+        validate(config, flags.plan.gpus);
+        check_used(config, flags.settings.given());
+    });
     check_usage(!config.model.prefix,
                 "prefix: true; the cost model has causal attention only, expected false");
     check_usage(config.device != DeviceChoice::cpu,
