@@ -56,14 +56,14 @@ bool can_decode(Device device, DType dtype, std::int64_t head_dim, const Options
 /// ones and its own. If `lse` [R, Hq, T] is defined, it receives each row's natural log-sum-exp; it must be
 /// contiguous, in float32, or in float64 for float64 inputs. `options` must be causal, and may set the scale,
 /// the sink, and score formula options (softcap, alibi_slopes); `deterministic` has no effect. Other options
-/// throw Error with their name: another algorithm, top_left, biases, packed sequences, and dropout with a key
-/// that drops. For positions, a slot or a block of new keys outside the cache, the CPU throws Error, and a
-/// GPU writes NaN to that text's o and lse and leaves the cache as it is. For another block outside the
-/// cache, the CPU throws Error, and a GPU writes NaN to the o and lse of the tokens that see a key of the
-/// block. A GPU may read slots, positions, the table, slopes and earlier keys and values while the stream's
-/// preceding kernel still runs, so that kernel must not write them; it may write q, k and v. Throws Error on
-/// other shapes, dtypes or options, and if o, lse, the cached k or the cached v share memory with each other
-/// or with another operand.
+/// throw Error with their name: another algorithm, top_left, biases, packed sequences, row ranges, kernels,
+/// and dropout with a key that drops. For positions, a slot or a block of new keys outside the cache, the CPU
+/// throws Error, and a GPU writes NaN to that text's o and lse and leaves the cache as it is. For another
+/// block outside the cache, the CPU throws Error, and a GPU writes NaN to the o and lse of the tokens that
+/// see a key of the block. A GPU may read slots, positions, the table, slopes and earlier keys and values
+/// while the stream's preceding kernel still runs, so that kernel must not write them; it may write q, k and
+/// v. Throws Error on other shapes, dtypes or options, and if o, lse, the cached k or the cached v share
+/// memory with each other or with another operand.
 void decode(const Context& ctx, const Tensor& o, const DecodeInputs& in, const DecodeCache& cache,
             const Options& options, const DecodeScratch& scratch, const Tensor& lse = {});
 

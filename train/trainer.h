@@ -152,14 +152,16 @@ class Trainer {
     /// one process cannot read data for a step or an evaluation, all processes save the last complete step
     /// and throw Error.
     ///
-    /// When another process is lost, run() throws RankLost, or continues if the group can replace the process
-    /// (ProcessGroup::can_regroup()) on the CPU. All processes take the newest state that the remaining ones
-    /// have in memory; at most the step that was under way is computed again. With config.zero a lost process
-    /// takes its shard with it: all processes then return to the newest checkpoint, or to the run's start.
-    /// The results equal those of an undisturbed run to the bit. This holds until the last step is saved.
+    /// When another process is lost, run() throws RankLost, or continues if the group and the communicator
+    /// can replace the process (can_regroup(), can_reconnect()). All processes take the newest state that the
+    /// remaining ones have in memory; at most the step that was under way is computed again. With config.zero
+    /// and without shard_copies a lost process takes its shard with it: all processes then return to the
+    /// newest checkpoint, or to the run's start. The results equal those of an undisturbed run to the bit.
+    /// This holds until the last step is saved.
     RunSummary run(std::int64_t stop_after = 0);
 
-    /// With config.zero 3 and several processes, parameters have values only while on_sample() runs.
+    /// With config.zero 3 and several processes, and with offload weights, parameters (with adapters: the
+    /// frozen ones) have values only while on_sample() runs.
     const LanguageModel& model() const;
     /// Null for a run without a directory, and in ranks other than 0.
     const RunDirectory* directory() const;

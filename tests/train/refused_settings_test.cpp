@@ -319,7 +319,7 @@ TEST(TrainConfig, SettingsThatNeedACpuAreNamed) {
     EXPECT_NO_THROW(check_device(config, Device::cpu()));
     EXPECT_EQ(message_of([&] { check_device(config, Device::cuda()); }),
               concat("shard-copies: 1 on ", Device::cuda(),
-                     "; expected 0, because lost processes are replaced on CPUs only"));
+                     "; expected 0, because copies of shards are kept on CPUs only"));
     EXPECT_EQ(message_of([&] { validate(config); }),
               "shard-copies: 1 with one process; expected 0, because no other process has a copy");
 }

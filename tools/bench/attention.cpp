@@ -406,7 +406,7 @@ void add_bench_attention(Command& bench) {
     command.add_switch("--deterministic", flags->passes.deterministic,
                        "the same bits in every run on a GPU, but slower; the CPU always gives the same bits");
     command.add_switch("--explain", flags->explain,
-                       "print which kernels compute the forward pass, with biases also those of the backward "
+                       "print which kernels compute the forward pass, on a GPU also those of the backward "
                        "pass, and why, and time nothing");
     command.add_switch("--tune", flags->tune,
                        "time every kernel and schedule that this build can use on a GPU, beside the choice "

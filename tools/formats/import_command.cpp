@@ -69,9 +69,9 @@ void add_import(CommandLine& program) {
                       "type of the run's weights; stored: bf16 if the files hold bfloat16, else f32");
     command.add_value("--context", flags->options.context,
                       "largest number of tokens, at most the model's; 0: the model's");
-    command.add_value(
-        "--tokenizer", flags->options.tokenizer,
-        "file of the tokenizer, or none; empty: tokenizer.json or vocab.json beside the weights");
+    command.add_value("--tokenizer", flags->options.tokenizer,
+                      "file of the tokenizer, or none; empty: tokenizer.json, vocab.json or tokenizer.model "
+                      "beside the weights");
     command.add_switch(
         "--allow-unknown", flags->options.allow_unknown,
         "ignore members of config.json and other files that have no known meaning, and list them");

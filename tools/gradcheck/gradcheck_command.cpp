@@ -159,7 +159,7 @@ void add_gradcheck(CommandLine& program) {
     command.add_value<std::vector<std::string>>(
         "--dtype",
         "dtypes to check, separated by commas; f64: against finite differences; f32, bf16, f16: every kernel "
-        "of this machine against float64 (default: f64)",
+        "of the device against float64 (default: f64)",
         [flags](const std::vector<std::string>& dtypes) { flags->dtypes = dtypes; });
     add_device_flag(command, flags->device);
     command.add_switch("--json", flags->json,

@@ -19,8 +19,8 @@ ModelCost generation_cost(const Context& dry, Device device, const ModelConfig& 
                           std::int64_t texts, const CostConstants& constants);
 
 /// The cost to train on `device`, with adapters if the config has them. `config` is valid and has a
-/// vocabulary. No step with adapters was measured: the predicted step leaves out the gradients and the update
-/// of the frozen weights.
+/// vocabulary. With adapters the predicted step leaves out the gradients and the update of the frozen
+/// weights.
 ModelCost training_cost(const Context& dry, Device device, const TrainConfig& config,
                         const CostConstants& constants);
 

@@ -208,7 +208,7 @@ std::span<const RefusedCombination> refused_on_cpu() {
 std::span<const RefusedCombination> refused_on_gpu() {
     static constexpr RefusedCombination list[] = {
         {"shard-copies", [](const TrainConfig& c) { return c.shard_copies > 0; },
-         "expected 0, because lost processes are replaced on CPUs only"},
+         "expected 0, because copies of shards are kept on CPUs only"},
     };
     return list;
 }

@@ -111,7 +111,8 @@ struct TrainConfig {
     std::string memory_budget;    ///< memory for training, see memory_bytes(); empty: what is available
     bool cuda_graph = true;  ///< replays a step as one CUDA graph instead of launching its kernels one by one
     std::int64_t context_parallel = 1;  ///< neighbouring ranks that share each sequence (SharedSequences)
-    /// ZeRO level. 1: processes share masters and optimizer state between them; 2: gradients as well
+    /// ZeRO level. 1: processes share masters and optimizer state between them; 2: gradients as well;
+    /// 3: weights as well
     std::int64_t zero = 0;
     bool checkpoint_parts = false;  ///< each rank writes the part of a checkpoint that it holds (SharedSave)
     std::int64_t shard_copies = 0;  ///< 1: each process keeps a copy of another one's shard (ShardCopies)
@@ -190,8 +191,8 @@ void apply_config_file(TrainConfig& config, const std::string& path,
 /// out of its range. `prefix` precedes the names of the former in the message: "--" for flags.
 void check_may_change(const JsonValue& changes, const std::string& prefix = "");
 
-/// Makes data, val-data and init-from absolute, so that a run resumes from any working directory. Throws
-/// Error naming a setting whose path is not UTF-8.
+/// Makes the paths of all settings but `out` absolute, so that a run resumes from any working directory.
+/// Throws Error naming a setting whose path is not UTF-8.
 void make_paths_absolute(TrainConfig& config);
 
 /// Returns the device for a choice. auto means a GPU if there is one, else the CPU. The process with number
