@@ -50,9 +50,11 @@ void add_splits(FlashPlan& plan, const Call& call, const FewQueriesPlan& few_que
 
 void add_row_ranges(FlashPlan& plan, const Call& call) {
     const RowRanges& ranges = call.options.row_ranges;
-    const std::int64_t elements = ranges ? row_ranges_elements(ranges, call.problem.batch, call.problem.heads,
-                                                               call.problem.keys, call.options.packed)
-                                         : 0;
+    const FlashProblem& problem = call.problem;
+    const std::int64_t elements =
+        ranges ? row_ranges_elements(ranges, problem.batch, problem.heads, problem.queries, problem.keys,
+                                     call.options.packed)
+               : 0;
     add_scratch(plan, ScratchUse::row_ranges, {elements}, DType::i32);
 }
 

@@ -254,9 +254,10 @@ struct Call16 : Call {
             return set_launch(plan, hopper_set_heads(batch_heads, parts, head_bytes));
         }
         const std::int64_t row_blocks = ceil_div(mask.queries, tiles.rows());
-        const bool sees_all = mask.left < 0 && mask.right < 0 && !has_row_ranges();
-        const bool pairs = choice.pairs.value_or(
-            hopper_forward_has_pairs(batch_heads, row_blocks, gpu.processors, sees_all));
+        const bool sees_all = mask.left < 0 && mask.right < 0;
+        // With row ranges, thread blocks take single row blocks, those that see the most keys first.
+        const bool pairs = !has_row_ranges() && choice.pairs.value_or(hopper_forward_has_pairs(
+                                                    batch_heads, row_blocks, gpu.processors, sees_all));
         plan.schedule.pairs = pairs;
         const device::TaskOrder order(
             batch_heads, static_cast<int>(pairs ? (row_blocks + 1) / 2 : row_blocks), head_bytes);

@@ -3,7 +3,10 @@
 #include <gradtile/attention/cuda/common/row_ranges.h>
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -141,6 +144,65 @@ TEST(KeyBlockRows, RunsVisitEachRowBlockWithAPairOnceAndInOrder) {
             expect_runs_cover<16>(block, limits);
             expect_runs_cover<64>(block, limits);
         }
+}
+
+/// The place of each block in a stable sort by decreasing work.
+std::vector<int> places_in_sorted_order(const std::vector<int>& work) {
+    std::vector<int> order(work.size()), places(work.size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto work_of = [&](int block) { return work[static_cast<std::size_t>(block)]; };
+    std::ranges::stable_sort(order, std::greater<>{}, work_of);
+    for (std::size_t place = 0; place < order.size(); ++place)
+        places[static_cast<std::size_t>(order[place])] = static_cast<int>(place);
+    return places;
+}
+/// Follows sm90/block_order.cuh for one head: each key block marks where its runs begin and end.
+template <int rows>
+void expect_order_of_row_blocks(std::span<const std::vector<KeyRows>> blocks, RowRange limits) {
+    constexpr std::size_t row_blocks = (queries + rows - 1) / rows;
+    std::vector<int> work(row_blocks + 1), expected(row_blocks);
+    for (const std::vector<KeyRows>& block : blocks) {
+        const auto runs = RowRuns<rows>::of(rows_of(block), limits);
+        runs.for_each_change([&](int at, int change) { work[static_cast<std::size_t>(at)] += change; });
+        if (!runs.is_empty())
+            for (int row = runs.runs[0].begin; row >= 0; row = runs.after(row))
+                ++expected[static_cast<std::size_t>(row / rows)];
+    }
+    std::partial_sum(work.begin(), work.end(), work.begin());
+    ASSERT_EQ(work.back(), 0);
+    work.pop_back();
+    ASSERT_EQ(work, expected);
+    const std::vector<int> places = places_in_sorted_order(expected);
+    for (std::size_t block = 0; block < row_blocks; ++block)
+        ASSERT_EQ(rank_by_work(work.data(), row_blocks, static_cast<int>(block)), places[block]) << block;
+}
+TEST(KeyBlockRows, RowBlocksThatSeeTheMostKeyBlocksComeFirst) {
+    const std::vector<std::vector<KeyRows>> blocks = key_blocks();
+    constexpr std::size_t heads_key_blocks = 40;
+    for (std::size_t n = 0; n < blocks.size(); n += heads_key_blocks) {
+        const auto own = std::span(blocks).subspan(n, std::min(heads_key_blocks, blocks.size() - n));
+        for (const RowRange limits : {RowRange{0, queries}, RowRange{8, 30}, RowRange{20, 4}}) {
+            expect_order_of_row_blocks<4>(own, limits);
+            expect_order_of_row_blocks<16>(own, limits);
+            expect_order_of_row_blocks<64>(own, limits);
+        }
+    }
+}
+TEST(KeyBlockRows, OrdersFollowTheRangesInScratchMemory) {
+    std::mt19937 random(9);
+    const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % n); };
+    for (int trial = 0; trial < 1000; ++trial) {
+        const std::int64_t batch = 1 + below(3), heads = 1 + below(5), rows = below(1000),
+                           columns = below(1000);
+        const RowRanges ranges{.batch_stride = below(2), .head_stride = below(2)};
+        const std::int64_t count = heads_with_row_ranges(ranges, batch, heads), block_tokens = 64 << below(2),
+                           blocks = (std::max(rows, columns) + block_tokens - 1) / block_tokens,
+                           order = count *
+                                   (padded_keys_of_ranges(columns) * key_rows_bytes +
+                                    key_blocks_of_ranges(columns, {}, block_tokens) * key_block_rows_bytes),
+                           end = order + 4 * (1 + count * blocks);
+        ASSERT_LE(end, 4 * row_ranges_elements(ranges, batch, heads, rows, columns, {}));
+    }
 }
 
 /// Heads that see a key block in different rows: kernels that prepare the next head's rule need every head.

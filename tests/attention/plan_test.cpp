@@ -205,59 +205,59 @@ const Row table[] = {
      "heads in a set 48, dQ added by bulk, scratch bytes 52101124; the GPU has wgmma and TMA"},
     {gpt2.with(add_row_ranges<false>), h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 64, with row ranges, consumers 3, "
-     "rows 192, keys 128, stages 2, stages of Q 2, in turns, pairs of row blocks, heads in a set 96, scratch "
-     "bytes 26688; the GPU has wgmma and TMA"},
+     "rows 192, keys 128, stages 2, stages of Q 2, in turns, single row blocks, heads in a set 96, scratch "
+     "bytes 26760; the GPU has wgmma and TMA"},
     {gpt2.with(add_row_ranges<true>).backward(), h100, Family::sm90,
      "Hopper's asynchronous products and copies; head dim 64, with row ranges, consumers 2, rows 128, keys "
-     "128, stages 1, heads in a set 48, dQ added by bulk, scratch bytes 52237828; the GPU has wgmma and TMA"},
+     "128, stages 1, heads in a set 48, dQ added by bulk, scratch bytes 52238648; the GPU has wgmma and TMA"},
     {llama.with(add_row_ranges<false>), h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 128, with row ranges, consumers 2, "
-     "rows 128, keys 128, stages 2, stages of Q 2, in turns, pairs of row blocks, heads in a set 12, scratch "
-     "bytes 81984; the GPU has wgmma and TMA"},
+     "rows 128, keys 128, stages 2, stages of Q 2, in turns, single row blocks, heads in a set 12, scratch "
+     "bytes 82248; the GPU has wgmma and TMA"},
     {llama.with(add_row_ranges<false>).backward(), h100, Family::sm90,
      "Hopper's asynchronous products and copies; head dim 128, with row ranges, consumers 2, rows 64, keys "
-     "128, stages 2, heads in a set 6, dQ added by bulk, scratch bytes 272745028; the GPU has wgmma and TMA"},
+     "128, stages 2, heads in a set 6, dQ added by bulk, scratch bytes 272745292; the GPU has wgmma and TMA"},
     {llama.with(add_row_ranges<false>), a100, Family::sm80,
      "long queries: a thread block for each block of rows; head dim 128, with row ranges, rows 128, keys 32, "
-     "stages 2, scratch bytes 81984; no Hopper kernels, because sm_80"},
+     "stages 2, scratch bytes 82248; no Hopper kernels, because sm_80"},
     {wide.with(add_row_ranges<false>).backward(), h100, Family::sm80,
      "a thread block for each block of keys; head dim 192, with row ranges, rows 64, keys 64, dQ added by "
-     "threads, scratch bytes 12737604; no Hopper kernels, because row ranges have no kernels for the head "
+     "threads, scratch bytes 12737672; no Hopper kernels, because row ranges have no kernels for the head "
      "dim"},
     {gpt2.with(add_row_ranges<false>).with(drop), h100, Family::sm80,
      "long queries: a thread block for each block of rows; head dim 64, with row ranges and score rules, "
-     "rows 128, keys 64, stages 2, scratch bytes 26688; no Hopper kernels, because the call has row ranges "
+     "rows 128, keys 64, stages 2, scratch bytes 26760; no Hopper kernels, because the call has row ranges "
      "and score rules"},
     {gpt2.with(add_row_ranges<false>).with(pack), h100, Family::sm80,
      "long queries: a thread block for each block of rows; head dim 64, with row ranges, packed sequences, "
-     "rows 128, keys 64, stages 2, scratch bytes 29056; no Hopper kernels, because the call has row ranges "
+     "rows 128, keys 64, stages 2, scratch bytes 29128; no Hopper kernels, because the call has row ranges "
      "and packed sequences"},
     {gpt2.with(add_row_ranges<false>).with([](Call& c) { c.options.deterministic = true; }).backward(), h100,
      Family::sm80,
      "a thread block for each block of keys; head dim 64, with row ranges, rows 64, keys 128, dQ added by "
-     "threads, scratch bytes 52127812; no Hopper kernels, because the call has row ranges and a fixed order "
+     "threads, scratch bytes 52127884; no Hopper kernels, because the call has row ranges and a fixed order "
      "of sums"},
     {short_heads.with(add_row_ranges<false>).backward(), h100, Family::sm90,
      "Hopper's asynchronous products and copies; head dim 64, with row ranges, consumers 2, rows 128, keys "
-     "128, stages 1, heads in a set 384, dQ added by bulk, scratch bytes 12989252; the GPU has wgmma and "
+     "128, stages 1, heads in a set 384, dQ added by bulk, scratch bytes 12989268; the GPU has wgmma and "
      "TMA"},
     {one_token.with(add_row_ranges<false>), h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 128, with row ranges, consumers 2, "
      "rows 128, keys 128, stages 2, stages of Q 2, in turns, single row blocks, heads in a set 6, scratch "
-     "bytes 155712; the GPU has wgmma and TMA"},
+     "bytes 156232; the GPU has wgmma and TMA"},
     {evoformer.with(add_row_ranges<false>).backward(), h100, Family::sm80,
      "a thread block for each block of keys; head dim 32, with row ranges and score rules, rows 64, keys "
-     "128, dQ added by threads, launches 3, scratch bytes 53568580; no Hopper kernels, because the call has "
+     "128, dQ added by threads, launches 3, scratch bytes 53568620; no Hopper kernels, because the call has "
      "row ranges and score rules"},
     {f32.with(add_row_ranges<true>), h100, Family::f32,
      "long queries: a thread block for each block of rows; head dim 64, with row ranges, rows 128, keys 32, "
-     "scratch bytes 33888; float32"},
+     "scratch bytes 33924; float32"},
     {f32.with(add_row_ranges<false>).backward(), rtx_4090, Family::f32,
      "a thread block for each block of keys; head dim 64, with row ranges, rows 32, keys 128, scratch bytes "
-     "14976; float32"},
+     "14988; float32"},
     {dense(DType::f32, 1, 8, 2, 4096, 64).with(add_row_ranges<false>), h100, Family::f32,
      "long queries: a thread block for each block of rows; head dim 64, with row ranges, rows 128, keys 32, "
-     "scratch bytes 82080; float32"},
+     "scratch bytes 82344; float32"},
     {f64.with(add_row_ranges<false>), h100, Family::pairwise,
      "float64: pair by pair; head dim 64, with row ranges, scratch bytes 0; tensor cores are too coarse for "
      "float64"},

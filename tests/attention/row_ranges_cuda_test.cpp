@@ -3,6 +3,8 @@
 #include <array>
 #include <functional>
 
+#include <gradtile/core/cuda/step_graph.h>
+
 #include "cuda_fixture.h"
 
 namespace gradtile::attention::test {
@@ -323,6 +325,49 @@ TEST_P(AttentionCudaRowRanges, HopperKernelsAgreeWithOthersInLongCalls) {
             expect_near("dK", a.d_k, b.d_k);
             expect_near("dV", a.d_v, b.d_v);
         }
+}
+
+/// Each replay reads the ranges again, orders the blocks by them and computes every block.
+TEST_P(AttentionCudaRowRanges, ReplayedGraphsTakeOtherRanges) {
+    if (GetParam() != DType::bf16 && GetParam() != DType::f16)
+        GTEST_SKIP() << "only the Hopper kernels order blocks by their ranges";
+    for (const std::int64_t d : {64, 128}) {
+        const Problem problem{
+            .queries = 1500, .keys = 1500, .d_qk = d, .d_v = d, .batch = 2, .heads = 8, .key_heads = 4};
+        std::vector<RangedMask> masks = ranged_masks(1500);
+        for (RangedMask& mask : masks) mask.differs_by_batch = mask.differs_by_head = true;
+        Inputs in = on_gpu(random_inputs(cpu, problem, GetParam()));
+        in.row_ranges = tensor_of(masks.front(), problem);
+        Options options = problem.options();
+        options.row_ranges = in.row_ranges;
+        Saved saved;
+        Gradients gradients;
+        StepGraph graph;
+        const auto step = [&] {
+            forward(gpu(), in.q, in.k, in.v, options, saved);
+            gradients = backward(gpu(), in.d_o, options, saved);
+        };
+        step();
+        graph.capture(gpu(), step);
+        ASSERT_TRUE(graph.captured());
+        for (const RangedMask& mask : masks) {
+            SCOPED_TRACE(::testing::Message() << mask.name << " head dim " << d);
+            copy(gpu(), options.row_ranges, tensor_of(mask, problem));
+            for (const Tensor& x : {saved.o, saved.lse, gradients.q, gradients.k, gradients.v})
+                fill(gpu(), x, std::numeric_limits<double>::quiet_NaN());
+            graph.replay(gpu());
+            const Result expected = attention::accuracy::run(gpu(), in, problem.options());
+            EXPECT_EQ(to_host(gpu(), saved.o), expected.o);
+            EXPECT_EQ(to_host(gpu(), saved.lse), expected.lse);
+            EXPECT_EQ(to_host(gpu(), gradients.k), expected.d_k);
+            EXPECT_EQ(to_host(gpu(), gradients.v), expected.d_v);
+            // Key blocks add to dQ in any order.
+            double largest = 0;
+            for (const double x : expected.d_q) largest = std::max(largest, std::abs(x));
+            EXPECT_LE(accuracy::largest_difference(to_host(gpu(), gradients.q), expected.d_q),
+                      4 * roundoff_of(GetParam(), Device::cuda(0)).storage * largest);
+        }
+    }
 }
 
 }  // namespace

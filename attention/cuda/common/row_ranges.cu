@@ -87,6 +87,7 @@ DeviceRowRanges launch_row_ranges(const Context& ctx, const ResolvedOptions& opt
     auto* const memory = scratch.data<std::int32_t>();
     auto* const key_rows = reinterpret_cast<KeyRows*>(memory);
     auto* const block_rows = reinterpret_cast<KeyBlockRows*>(key_rows + count * padded_keys);
+    auto* const order = reinterpret_cast<int*>(block_rows + count * blocks);
     const int own_heads = ranges.head_stride == 0 ? 1 : static_cast<int>(heads);
     const DeviceRowRanges into{.keys = key_rows,
                                .blocks = block_rows,
@@ -94,7 +95,8 @@ DeviceRowRanges launch_row_ranges(const Context& ctx, const ResolvedOptions& opt
                                .block_count = static_cast<int>(blocks),
                                .batch_step = ranges.batch_stride == 0 ? 0 : own_heads,
                                .head_step = ranges.head_stride == 0 ? 0 : 1,
-                               .block_keys = block_keys};
+                               .block_keys = block_keys,
+                               .order = {.taken = order}};
     gradtile::cuda::launch(ctx, read_row_ranges_kernel, gradtile::cuda::blocks_for(count * blocks, warps),
                            {.threads = 32 * warps, .starts_early = true},
                            RangesOfCall{.ranges = ranges,

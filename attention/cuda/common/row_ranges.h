@@ -86,24 +86,16 @@ struct RowRuns {
 
     /// Keeps only the rows in `limits`.
     GRADTILE_HOST_DEVICE static RowRuns of(const KeyBlockRows& block, RowRange limits) {
-        RowRuns result;
-        int count = 0;
         // The range that begins first is the first run.
-        const int first = block.some.ranges[1].begin < block.some.ranges[0].begin ? 1 : 0;
-        for (int n = 0; n < 2; ++n) {
-            const RowRange some = block.some.ranges[n == 0 ? first : 1 - first];
-            const int begin = some.begin > limits.begin ? some.begin : limits.begin,
-                      end = some.end < limits.end ? some.end : limits.end;
-            if (begin >= end) continue;
-            const int first_row = begin / rows * rows;
-            if (count == 1 && first_row < result.runs[0].end) {
-                // The runs share a row block, or one contains the other.
-                if (end > result.runs[0].end) result.runs[0].end = end;
-            } else {
-                result.runs[count++] = {first_row, end};
-            }
-        }
-        return result;
+        const RowRange &a = block.some.ranges[0], &b = block.some.ranges[1];
+        const bool swaps = b.begin < a.begin;
+        const RowRange first = run_of(swaps ? b : a, limits), second = run_of(swaps ? a : b, limits);
+        if (first.begin >= first.end) return {{second, {}}};
+        if (second.begin >= second.end) return {{first, {}}};
+        // Runs may share a row block, or one may contain the other.
+        if (second.begin < first.end)
+            return {{{first.begin, second.end > first.end ? second.end : first.end}, {}}};
+        return {{first, second}};
     }
     GRADTILE_HOST_DEVICE bool is_empty() const { return runs[0].begin >= runs[0].end; }
     GRADTILE_HOST_DEVICE int blocks() const {
@@ -111,12 +103,30 @@ struct RowRuns {
         for (const RowRange& run : runs) count += (run.end - run.begin + rows - 1) / rows;
         return count;
     }
+    /// Calls f(block, change) for the row blocks at which the number of key blocks seen by a row block
+    /// changes: +1 where a run begins, -1 after its end.
+    GRADTILE_CALLS_EITHER_DEVICE
+    template <class F>
+    GRADTILE_HOST_DEVICE void for_each_change(F&& f) const {
+        for (const RowRange& run : runs) {
+            if (run.begin >= run.end) continue;
+            f(run.begin / rows, 1);
+            f((run.end + rows - 1) / rows, -1);
+        }
+    }
     /// The first row of the block after the one at `row`; -1 if that is the last one.
     GRADTILE_HOST_DEVICE int after(int row) const {
         row += rows;
         if (row < runs[0].end) return row;
         if (row >= runs[1].end) return -1;
         return row > runs[1].begin ? row : runs[1].begin;
+    }
+
+  private:
+    GRADTILE_HOST_DEVICE static RowRange run_of(const RowRange& range, const RowRange& limits) {
+        const int begin = range.begin > limits.begin ? range.begin : limits.begin,
+                  end = range.end < limits.end ? range.end : limits.end;
+        return begin < end ? RowRange{begin / rows * rows, end} : RowRange{0, 0};
     }
 };
 
@@ -128,6 +138,27 @@ struct HeadRowRanges {
     GRADTILE_HOST_DEVICE explicit operator bool() const { return keys != nullptr; }
 };
 
+/// A block's place among `count` blocks: by decreasing work, then by number.
+GRADTILE_HOST_DEVICE inline int rank_by_work(const int* work, int count, int block) {
+    const int own = work[block];
+    int rank = 0;
+    for (int other = 0; other < block; ++other) rank += work[other] >= own ? 1 : 0;
+    for (int other = block + 1; other < count; ++other) rank += work[other] > own ? 1 : 0;
+    return rank;
+}
+
+/// The order in which the Hopper kernels compute blocks of rows (forward) or keys (backward): those that see
+/// the most blocks, or are seen by the most blocks, come first (sm90/block_order.cuh).
+struct BlockOrder {
+    int* taken = nullptr;  ///< number of tasks that thread blocks have taken; the orders follow it in memory
+    int count = 0;         ///< blocks per order
+    int batch_step = 0, head_step = 0;  ///< in orders; 0 where the ranges are broadcast
+
+    GRADTILE_HOST_DEVICE int* of(int batch, int head) const {
+        return taken + 1 + (std::int64_t{batch} * batch_step + std::int64_t{head} * head_step) * count;
+    }
+};
+
 /// A call's ranges, after launch_row_ranges().
 struct DeviceRowRanges {
     const KeyRows* keys = nullptr;         ///< [B, H, padded_keys]; null: the call has no row ranges
@@ -135,6 +166,7 @@ struct DeviceRowRanges {
     int padded_keys = 0, block_count = 0;
     int batch_step = 0, head_step = 0;  ///< in heads of these arrays; 0 where the ranges are broadcast
     int block_keys = 0;
+    BlockOrder order = {};  ///< before launch_block_order() only its memory
 
     GRADTILE_HOST_DEVICE explicit operator bool() const { return keys != nullptr; }
     /// A packed sequence's blocks follow those of the sequences before it; without packing, both arguments

@@ -25,13 +25,19 @@ inline std::int64_t key_blocks_of_ranges(std::int64_t keys, const PackedSequence
                                          std::int64_t block_keys) {
     return keys / block_keys + packed.count + 2;
 }
+/// Blocks in a head's BlockOrder: row blocks or key blocks of 64 or more tokens.
+inline std::int64_t ordered_blocks(std::int64_t queries, std::int64_t keys) {
+    return (queries < keys ? keys : queries) / 64 + 1;
+}
 /// The int32 elements for key blocks of 16 or more keys.
 inline std::int64_t row_ranges_elements(const RowRanges& ranges, std::int64_t batch, std::int64_t heads,
-                                        std::int64_t keys, const PackedSequences& packed) {
-    return heads_with_row_ranges(ranges, batch, heads) *
-           (padded_keys_of_ranges(keys) * key_rows_bytes +
-            key_blocks_of_ranges(keys, packed, 16) * key_block_rows_bytes) /
-           std::int64_t{sizeof(std::int32_t)};
+                                        std::int64_t queries, std::int64_t keys,
+                                        const PackedSequences& packed) {
+    constexpr std::int64_t element_bytes = sizeof(std::int32_t);
+    return 1 + heads_with_row_ranges(ranges, batch, heads) *
+                   (padded_keys_of_ranges(keys) * (key_rows_bytes / element_bytes) +
+                    key_blocks_of_ranges(keys, packed, 16) * (key_block_rows_bytes / element_bytes) +
+                    ordered_blocks(queries, keys));
 }
 
 }  // namespace gradtile::attention::cuda

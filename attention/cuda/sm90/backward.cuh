@@ -19,6 +19,7 @@
 /// P is multiplied by p_factor until dV and dS are complete, so that small P are also normal numbers in
 /// binary16.
 #include <gradtile/attention/cuda/sm90/backward_loop.cuh>
+#include <gradtile/attention/cuda/sm90/block_order.cuh>
 #include <gradtile/attention/cuda/sm90/d_q_bulk.cuh>
 
 namespace gradtile::attention::cuda {
@@ -122,6 +123,10 @@ void launch_hopper_backward_kernels(const HopperBackwardTensors& x,
                                .params = parameters};
     if constexpr (Policy::rule == HopperRule::biases)
         p.biases = HopperBiases(parameters.scores, x.q, parameters.mask, tiles.rows);
+    if constexpr (Policy::has_ranges)
+        launch_block_order<tiles.rows, OrderedBlocks::keys>(ctx, p.params.row_ranges, p.params.mask,
+                                                            p.params.first_batch + p.params.batch_size,
+                                                            p.params.sizes);
     const std::int64_t rows = prepare_tasks<Policy>(p, x, ctx);
     constexpr TurnTiles turns = turn_tiles(tiles);
     static_assert(turns.keys() == tiles.keys && turns.warps() == 4 * tiles.consumers);

@@ -21,34 +21,63 @@ struct KeyTask {
     int key_batch_head;      ///< batch * K/V heads + head
     int begin_row, end_row;  ///< the same for every head in the group; begin_row is a multiple of tiles.rows
 
-    /// What the producer writes to shared memory for the consumers: the task's number.
-    using Descriptor = int;
+    /// A task with row ranges. Only the producer reads the order of key blocks and looks for visible rows.
+    struct RangedBlock {
+        int batch_head;  ///< in the launch; -1: there are no more tasks
+        int block;
+        bool has_rows;
+    };
+    /// What the producer writes to shared memory for the consumers: without row ranges, the task's number.
+    using Descriptor = std::conditional_t<Policy::has_ranges, RangedBlock, int>;
 
     __device__ static Descriptor take(const HopperBackwardParameters& p) {
-        return atomicAdd(p.params.next_task, 1);
+        const int index = atomicAdd(p.params.next_task, 1);
+        if constexpr (Policy::has_ranges) {
+            if (index >= p.tasks) return {.batch_head = -1, .block = 0, .has_rows = false};
+            const TaskOrder::Task task = p.params.order(index);
+            const KeyTask first(p, {task.batch_head, 0, true});
+            RangedBlock ranged{task.batch_head,
+                               p.params.row_ranges.order.of(first.batch, first.head)[task.part], true};
+            ranged.has_rows = KeyTask(p, ranged).is_seen(p);
+            return ranged;
+        } else {
+            return index;
+        }
     }
-    __device__ static bool is_end(const HopperBackwardParameters& p, Descriptor index) {
-        return index >= p.tasks;
+    __device__ static bool is_end(const HopperBackwardParameters& p, const Descriptor& descriptor) {
+        if constexpr (Policy::has_ranges) {
+            return descriptor.batch_head < 0;
+        } else {
+            return descriptor >= p.tasks;
+        }
     }
-    __device__ KeyTask(const HopperBackwardParameters& parameters, Descriptor descriptor) {
+    __device__ KeyTask(const HopperBackwardParameters& parameters, const Descriptor& descriptor) {
         constexpr auto tiles = Policy::tiles;
         const Bits16BackwardParameters& p = parameters.params;
-        const TaskOrder::Task task = p.order(descriptor);
         const int key_heads = p.sizes.heads / p.sizes.group;
-        key_batch_head = p.first_batch * key_heads + task.batch_head;
+        if constexpr (Policy::has_ranges) {
+            key_batch_head = p.first_batch * key_heads + descriptor.batch_head;
+            block = descriptor.block;
+        } else {
+            const TaskOrder::Task task = p.order(descriptor);
+            key_batch_head = p.first_batch * key_heads + task.batch_head;
+            // The first keys come first: under a causal mask most rows see them. With in_turns the last keys
+            // come first: key blocks that run at the same time then reach a row block one after the other.
+            block = Policy::in_turns ? p.order.parts - 1 - task.part : task.part;
+        }
         batch = key_batch_head / key_heads;
         head = key_batch_head - batch * key_heads;
-        // The first keys come first: under a causal mask most rows see them. With in_turns the last keys come
-        // first: key blocks that run at the same time then reach a row block one after the other.
-        block = Policy::in_turns ? p.order.parts - 1 - task.part : task.part;
         key = block * tiles.keys;
         begin_row = p.mask.first_row(key) / tiles.rows * tiles.rows;
         end_row = p.mask.end_row(min(key + tiles.keys, p.mask.keys) - 1);
         if constexpr (Policy::has_ranges) {
-            const int first_head = head * p.sizes.group, end_head = first_head + p.sizes.group;
-            if (p.mask.first_row(key) >= end_row || row_blocks(parameters).first(first_head).head == end_head)
-                end_row = begin_row;
+            if (!descriptor.has_rows) end_row = begin_row;
         }
+    }
+    /// Whether a row sees one of the task's keys by the mask and the row ranges.
+    __device__ bool is_seen(const HopperBackwardParameters& p) const {
+        const int first_head = head * p.params.sizes.group, end_head = first_head + p.params.sizes.group;
+        return p.params.mask.first_row(key) < end_row && row_blocks(p).first(first_head).head < end_head;
     }
     /// Iterates over the row blocks that see the task's keys, which must have rows.
     __device__ auto row_blocks(const HopperBackwardParameters& p) const {

@@ -417,6 +417,9 @@ void launch_hopper_forward_policy(const Tensor& q, const Tensor& k, const Tensor
     } else {
         divide_rows<Policy>(p, heads);
     }
+    if constexpr (Policy::rule == HopperRule::row_ranges)
+        launch_block_order<tiles.rows(), OrderedBlocks::rows>(ctx, p.row_ranges, p.mask,
+                                                              static_cast<int>(q.size(0)), p.sizes);
     const int blocks = std::min(p.tasks, gradtile::cuda::processors_of(ctx));
     gradtile::cuda::launch(ctx, device::hopper_forward_kernel<T, Policy>, static_cast<unsigned>(blocks),
                            {static_cast<unsigned>(tiles.threads()), shared_bytes, /*starts_early=*/true}, p);

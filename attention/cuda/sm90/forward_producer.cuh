@@ -3,6 +3,7 @@
 #include <gradtile/attention/cuda/sm90/parameters.h>
 #include <gradtile/attention/cuda/sm90/tiles.h>
 #include <gradtile/attention/cuda/common/panel_tile.cuh>
+#include <gradtile/attention/cuda/sm90/block_order.cuh>
 #include <gradtile/attention/cuda/sm90/seen_blocks.cuh>
 #include <gradtile/core/cuda/device/warpgroup.cuh>
 
@@ -110,6 +111,21 @@ __device__ __forceinline__ void for_each_row_task(const HopperForwardParameters&
         if (p.pairs && task.part < last) f(RowTask{batch, head, task.part * tiles.rows()});
     }
 }
+/// Calls f(task) for this thread block's tasks in a call with row ranges. All lanes of a warp call this. The
+/// host does not know which blocks are visible, so thread blocks take tasks from a counter, long ones first.
+template <class Policy, class F>
+__device__ __forceinline__ void for_each_ranged_row_task(const HopperForwardParameters& p, F&& f) {
+    const BlockOrder& order = p.row_ranges.order;
+    for (int index = static_cast<int>(blockIdx.x); index < p.tasks;) {
+        // The result of atomicAdd arrives while this task's copies are started.
+        int next = 0;
+        if (lane_index() == 0) next = static_cast<int>(gridDim.x) + atomicAdd(order.taken, 1);
+        const TaskOrder::Task task = p.order(index);
+        const int batch = task.batch_head / p.sizes.heads, head = task.batch_head - batch * p.sizes.heads;
+        f(RowTask{batch, head, order.of(batch, head)[task.part] * Policy::tiles.rows()});
+        index = __shfl_sync(~0u, next, 0);
+    }
+}
 /// Calls f(task) for this thread block's tasks in packed sequences. The sequence lengths are not known when
 /// the kernel is launched, so thread blocks take tasks from a counter, long ones first.
 template <class Policy, class F>
@@ -177,7 +193,7 @@ __device__ __forceinline__ void produce_seen_blocks(const HopperForwardParameter
     const bool starts_copies = lane_index() == 0;
     RingPosition q(rings.q);
     RingPosition k(rings.k), v(rings.v);
-    for_each_row_task<Policy>(p, [&](const RowTask& task) {
+    for_each_ranged_row_task<Policy>(p, [&](const RowTask& task) {
         const int key_head = task.head / p.sizes.group,
                   end_row = min(task.row + tiles.rows(), p.mask.queries);
         const auto limits = KeyBlocks::seen_by<tiles.keys>(p.mask, task.row, tiles.rows());
