@@ -37,11 +37,13 @@ struct HopperBackwardPolicy {
     /// Whether the dQ accumulators may exist for the heads in flight only. With row ranges, the host does not
     /// know how many key blocks add to a row block.
     static constexpr bool may_sum_in_ring = tiles.may_sum_in_ring && !in_turns && !is_packed && !has_ranges;
-    // Finishers, and producers with biases or row ranges, need more registers than other producers.
-    static constexpr int producer_registers = !may_sum_in_ring
-                                                  ? (rule == HopperRule::biases || has_ranges ? 40 : 24)
-                                              : head_dim == 64 ? 56
-                                                               : 40,
+    // Finishers, and producers with biases or row ranges, need more registers than other producers. With row
+    // ranges at head dim 128 consumers need them more: otherwise the compiler serializes their products.
+    static constexpr int producer_registers =
+                             !may_sum_in_ring
+                                 ? (rule == HopperRule::biases || (has_ranges && head_dim <= 64) ? 40 : 24)
+                             : head_dim == 64 ? 56
+                                              : 40,
                          consumer_registers = 240 - (producer_registers - 24) / 2;
 };
 

@@ -19,6 +19,7 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows_with_16_bi
                                                                                     const Task& task,
                                                                                     RowPosition position) {
     static_assert(rows == 128 && Policy::head_dim == 64 && !takes_registers(Policy::rule));
+    mask_by_ranges(s, task, position);
     Scores d_p;
     start_d_p(d_p, stage_, round_);
     const DeviceMask& seen = task.mask(p_);
@@ -27,7 +28,6 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows_with_16_bi
                                                      position.head, position.row, key);
     // The mask comes before the exponentials: after them, all of P would be in registers in float32.
     if (!seen.sees_all(position.row, rows, key, 16)) mask_transposed(s, -INFINITY, seen, key, position.row);
-    mask_by_ranges(s, -INFINITY, task, position, key);
     exponentiate<Policy>(s, lse_of_rows(stage_), p_.params);
     LeftOperand p, d_s;
     FragmentA p_in_binary16[rows / 16];

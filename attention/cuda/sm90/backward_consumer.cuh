@@ -119,13 +119,16 @@ class BackwardConsumer {
     __device__ __forceinline__ int warp_key(const Task& task) const {
         return task.key + warpgroup_ * 64 + warp_ * 16;
     }
-    /// Sets S = -inf or P = 0, `unseen`, where row ranges hide a key; (position.row, key) is the warp's first
-    /// pair.
-    __device__ __forceinline__ void mask_by_ranges(Scores& s, float unseen, const Task& task,
-                                                   RowPosition position, int key) const {
-        if constexpr (Policy::has_ranges)
-            mask_transposed_by_ranges(
-                s, unseen, p_.params.row_ranges.of(task.batch, position.head).keys + key, position.row);
+    /// Sets S = -inf where row ranges hide a key in the stage's row block. Called before dP^T takes
+    /// registers.
+    __device__ __forceinline__ void mask_by_ranges(Scores& s, const Task& task, RowPosition position) const {
+        if constexpr (Policy::has_ranges) {
+            const volatile SeenRows& seen = rings_.seen.rows[stage_];
+            if (seen.is_partial != 0)
+                mask_transposed_by_ranges(
+                    s, -INFINITY, p_.params.row_ranges.of(task.batch, position.head).keys + warp_key(task),
+                    position.row);
+        }
     }
     /// Starts dP^T = V dO^T for a stage's rows.
     __device__ __forceinline__ void start_d_p(Scores& d_p, int stage, int round) const {

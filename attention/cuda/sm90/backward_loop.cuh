@@ -70,6 +70,7 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows(Gradient& 
                                                                       const Task& task, RowPosition position,
                                                                       RowPosition next) {
     const std::uint32_t q = q_tile(stage_), d_o = d_o_tile(stage_), d_s = d_s_tile(stage_);
+    mask_by_ranges(p, task, position);
     Scores d_p;
     start_d_p(d_p, stage_, round_);
     biases_.add_to(p_, p, position.head);
@@ -81,7 +82,6 @@ __device__ __forceinline__ void BackwardConsumer<T, Policy>::add_rows(Gradient& 
     } else {
         if (!biases_.make_large_probabilities(p_, p, task.mask(p_), position, key))
             make_probabilities<Policy>(p, lse, p_.params, task.mask(p_), position, key);
-        mask_by_ranges(p, 0, task, position, key);
         as_operand_a<T>(left, p);
     }
     start_with_left(d_v, left, d_o);

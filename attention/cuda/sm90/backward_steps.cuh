@@ -79,6 +79,10 @@ struct KeyTask {
         const int first_head = head * p.params.sizes.group, end_head = first_head + p.params.sizes.group;
         return p.params.mask.first_row(key) < end_row && row_blocks(p).first(first_head).head < end_head;
     }
+    /// Whether the row ranges hide no pair of the row block and the task's keys.
+    __device__ bool sees_all(const HopperBackwardParameters& p, int query_head, int row) const {
+        return p.params.row_ranges.of(batch, query_head).blocks[block].see_all(row, row + Policy::tiles.rows);
+    }
     /// Iterates over the row blocks that see the task's keys, which must have rows.
     __device__ auto row_blocks(const HopperBackwardParameters& p) const {
         if constexpr (Policy::has_ranges) {
@@ -213,7 +217,9 @@ __device__ __forceinline__ void produce(const HopperBackwardParameters& p, std::
         const auto load_rows = [&](int head, std::int64_t first_statistic, int row, bool is_last) {
             const BoxPosition rows = task.row_box(p, row, head);
             q.wait_empty();
-            if constexpr (Policy::has_ranges) rings.seen.rows[q.stage()] = {head, row, is_last ? 1 : 0};
+            if constexpr (Policy::has_ranges)
+                rings.seen.rows[q.stage()] = {head, row, is_last ? 1 : 0,
+                                              task.sees_all(p, head, row) ? 0 : 1};
             q.full().arrive_and_expect(QTile::bytes + Shared::statistics_bytes);
             QTile::load(base + Shared::q + q.stage() * QTile::bytes, p.q, rows, q.full());
             load_bytes(base + Shared::lse + q.stage() * Shared::statistics_bytes,

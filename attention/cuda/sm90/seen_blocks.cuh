@@ -40,10 +40,11 @@ struct SeenBlocksShared<Policy, true> {
 /// The backward pass: which row block a Q stage holds.
 struct SeenRows {
     int head, row;
-    int is_last;  ///< of the task
+    int is_last;     ///< of the task
+    int is_partial;  ///< whether the row ranges hide some pairs of the row block and the task's keys
 
     __device__ static SeenRows load(const volatile SeenRows& from) {
-        return {from.head, from.row, from.is_last};
+        return {from.head, from.row, from.is_last, from.is_partial};
     }
 };
 /// Shared memory for it; empty without row ranges.
