@@ -3,6 +3,7 @@
 /// of visible blocks. Long tasks start first, so that short ones fill the end of the run. The ranges are in
 /// device memory, so a kernel makes the order, after the kernel that reads the ranges (row_ranges.h).
 #include <gradtile/attention/cuda/common/row_ranges.h>
+#include <gradtile/attention/cuda/common/head_rows.cuh>
 #include <gradtile/attention/cuda/common/mask.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 
