@@ -25,9 +25,8 @@ enum class Algorithm : std::uint8_t {
     /// pairs (row, key), so a NaN in a key that some rows see reaches every row of the K/V head; on a GPU
     /// also the rows of other packed sequences.
     naive,
-    // memory_efficient and flash1 are for comparison. Both refuse packed sequences and row ranges. On a GPU
-    // with 99 KB of shared memory per thread block, both also refuse float64 gradients for head dims above
-    // 128.
+    // memory_efficient and flash1 are for comparison. Both refuse packed sequences, row ranges and, on a GPU
+    // with 99 KB of shared memory per thread block, float64 gradients for head dims above 128.
     /// Rabe & Staats: a loop over K/V blocks with a running maximum, in linear memory; the backward pass
     /// handles one row block after the other. On the CPU each operation writes its result to memory.
     memory_efficient,
