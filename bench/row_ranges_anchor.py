@@ -4,11 +4,13 @@ usage: row_ranges_anchor.py [--tokens N] [--head-dim D ...] [MASK ...]"""
 import argparse
 
 import torch
+import torch._functorch.config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from cuda_timing import median_ms
 
 HEADS = 16
+torch._functorch.config.donated_buffer = False  # the backward pass is repeated
 
 
 def numbers_of(lengths, device):
@@ -43,6 +45,7 @@ def masks(tokens, device):
 def measure(mask, tokens, head_dim):
     q, k, v = (torch.randn(1, HEADS, tokens, head_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     blocks = create_block_mask(mask, None, None, tokens, tokens, device="cuda")
+    torch._dynamo.reset()
     attention = torch.compile(flex_attention)
     forward = lambda: attention(q, k, v, block_mask=blocks)
     out = forward()

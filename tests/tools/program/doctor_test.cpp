@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <map>
 #include <sstream>
 
@@ -55,8 +56,10 @@ TEST(Doctor, LibraryThatCannotBeLoadedIsNamedWithItsPackage) {
     const TemporaryDirectory place;
     for (const char* name : {"libpcre2-8.so.0", "libpcre2-8.so", "libgradtile_mpi.so"})
         place.write(name, "not a library, but longer than the header of an ELF file, which has 64 bytes....");
+    const char* const others = std::getenv("LD_LIBRARY_PATH");
     const Outcome outcome =
-        run({"doctor", "--json"}, {.environment = {{"LD_LIBRARY_PATH", place.path().string()}}});
+        run({"doctor", "--json"},
+            {.environment = {{"LD_LIBRARY_PATH", concat(place.path().string(), ':', others ? others : "")}}});
     expect_success(outcome);  // a run without BPE and with one process needs neither
     const auto findings = findings_of(outcome);
     EXPECT_EQ(findings.at("MPI").at("state"), "missing");
