@@ -3,7 +3,6 @@
 #include <limits>
 
 #include <gradtile/attention/accuracy.h>
-#include <gradtile/core/random.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention::accuracy {

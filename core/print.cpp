@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <span>
 #include <vector>
 
 #include <gradtile/core/tensor_ops.h>

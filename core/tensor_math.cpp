@@ -1,7 +1,5 @@
 #include <gradtile/core/tensor_math.h>
 
-#include <algorithm>
-
 #include <gradtile/core/internal/tensor_math_backend.h>
 #include <gradtile/core/tensor_ops.h>
 

@@ -1,7 +1,5 @@
 #include <gradtile/core/cuda/internal/tensor_map.h>
 
-#include <algorithm>
-
 #include <gradtile/core/internal/cuda_check.h>
 
 namespace gradtile::cuda {

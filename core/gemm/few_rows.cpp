@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
-#include <optional>
 
-#include <gradtile/core/check.h>
 #include <gradtile/core/cpu/cpu_features.h>
 #include <gradtile/core/tensor.h>
 

@@ -4,7 +4,6 @@
 
 #include <gradtile/tools/bench/benchmarks.h>
 #include <gradtile/tools/bench/measure.h>
-#include <gradtile/tools/bench/step_flags.h>
 #include <gradtile/tools/command_line/table.h>
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/launch/group_member.h>

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include <gradtile/core/gemm/gemm.h>
-#include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/internal/fused_linear_backend.h>
 #include <gradtile/tools/bench/benchmarks.h>
 #include <gradtile/tools/bench/measure.h>

@@ -4,7 +4,6 @@
 // values, at a large copy's rate.
 #include <algorithm>
 #include <cstring>
-#include <iostream>
 
 #include <gradtile/core/available_memory.h>
 #include <gradtile/tools/bench/benchmarks.h>

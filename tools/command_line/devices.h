@@ -1,6 +1,5 @@
 #pragma once
 /// The flag --device.
-#include <gradtile/core/allocator.h>
 #include <gradtile/tools/command_line/command_line.h>
 #include <gradtile/train/config/train_config.h>
 

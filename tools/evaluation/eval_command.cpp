@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <iostream>
 
-#include <gradtile/core/io/file_system.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/json_value.h>

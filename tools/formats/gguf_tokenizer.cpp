@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <optional>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/message.h>

@@ -6,7 +6,6 @@
 #include <variant>
 #include <vector>
 
-#include <gradtile/core/tensor.h>
 #include <gradtile/tools/formats/safetensors.h>
 
 namespace gradtile {

@@ -4,7 +4,6 @@
 #include <filesystem>
 
 #include <gradtile/tools/formats/internal/formats.h>
-#include <gradtile/train/tokenizers/tokenizer_files.h>
 
 namespace gradtile {
 

@@ -1,6 +1,5 @@
 #include <gradtile/tools/plan/cost_fit.h>
 
-#include <algorithm>
 #include <cmath>
 #include <sstream>
 

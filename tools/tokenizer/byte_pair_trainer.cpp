@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
-#include <numeric>
 #include <unordered_map>
 
 #include <gradtile/core/check.h>

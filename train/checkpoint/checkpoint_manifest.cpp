@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <limits>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/little_endian.h>

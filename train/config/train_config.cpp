@@ -3,7 +3,6 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
-#include <limits>
 
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/text/json_reader.h>

@@ -1,7 +1,5 @@
 #include <gradtile/train/data/document_stream.h>
 
-#include <algorithm>
-
 #include <gradtile/core/check.h>
 #include <gradtile/core/philox.h>
 #include <gradtile/core/start_thread.h>

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <gradtile/core/internal/overlap.h>
 #include <gradtile/core/side_stream.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/parallel/internal/frozen_values.h>

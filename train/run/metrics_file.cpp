@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <span>
 
 #include <gradtile/core/io/durable_file.h>
 #include <gradtile/core/text/json_reader.h>

@@ -2,7 +2,6 @@
 
 #include <limits>
 
-#include <gradtile/core/check.h>
 #include <gradtile/core/text/with_source.h>
 #include <gradtile/train/config/optional_json.h>
 

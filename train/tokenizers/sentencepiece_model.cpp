@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
-#include <functional>
 #include <limits>
 #include <unordered_set>
 

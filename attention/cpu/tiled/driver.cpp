@@ -7,7 +7,6 @@
 #include <gradtile/attention/cpu/tiled/memory_efficient.h>
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/attention/internal/kernel_views.h>
-#include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention::cpu {
 namespace {

@@ -1,5 +1,4 @@
 // Gemma 2 and the text models of Gemma 3 (Gemma Team 2024, 2025).
-#include <cmath>
 
 #include <gradtile/core/check.h>
 #include <gradtile/tools/formats/families/decoder_members.h>

@@ -1,7 +1,6 @@
 #include <gradtile/train/data/readers/parquet_metadata.h>
 
 #include <algorithm>
-#include <limits>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/little_endian.h>

@@ -1,8 +1,6 @@
 #include <gradtile/train/data/readers/parquet_values.h>
 
 #include <algorithm>
-#include <bit>
-#include <numeric>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/io/little_endian.h>

@@ -1,6 +1,5 @@
 #include <gradtile/train/data/readers/thrift.h>
 
-#include <limits>
 #include <utility>
 
 #include <gradtile/core/io/little_endian.h>
