@@ -57,15 +57,6 @@ Tensor plus_offset(const Context& ctx, const Tensor& x, double offset) {
     return from_host(ctx, numbers, x.shape(), x.dtype());
 }
 
-/// Returns x with row `row` along axis 1 multiplied by `factor`.
-Tensor with_scaled_row(const Context& ctx, const Tensor& x, std::int64_t row, double factor) {
-    Vector numbers = to_host(ctx, x);
-    const std::int64_t length = x.size(1), width = x.size(2) * x.size(3);
-    for (std::size_t i = 0; i < numbers.size(); ++i)
-        if (static_cast<std::int64_t>(i) / width % length == row) numbers[i] *= factor;
-    return from_host(ctx, numbers, x.shape(), x.dtype());
-}
-
 }  // namespace
 
 Vector numbers_of(const Context& ctx, const Tensor& x) {
@@ -222,17 +213,6 @@ Inputs sink_inputs(const Context& ctx, const Problem& p, DType dtype, std::int64
         k[i] = static_cast<std::int64_t>(i) / width % p.keys == sink ? sink_element : noise * k[i];
     in.q = from_host(ctx, q, in.q.shape(), dtype);
     in.k = from_host(ctx, k, in.k.shape(), dtype);
-    return in;
-}
-
-Inputs heavy_row_inputs(const Context& ctx, const Problem& p, DType dtype, std::int64_t row, double height) {
-    Inputs in = random_inputs(ctx, p, dtype);
-    constexpr double noise = 0x1p-5;
-    Vector d_o = to_host(ctx, in.d_o), q = to_host(ctx, in.q);
-    for (double& e : d_o) e = 1 + noise * e;
-    for (double& e : q) e = 1 + noise * e;
-    in.q = from_host(ctx, q, in.q.shape(), dtype);
-    in.d_o = with_scaled_row(ctx, from_host(ctx, d_o, in.d_o.shape(), dtype), row, height);
     return in;
 }
 

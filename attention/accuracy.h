@@ -81,10 +81,6 @@ Inputs offset_inputs(const Context& ctx, const Problem& problem, DType dtype, do
 /// Inputs with an attention sink: in every row, key `sink` scores about `height` more than the other keys,
 /// whose scores are nearly equal. problem.scale must not be 0.
 Inputs sink_inputs(const Context& ctx, const Problem& problem, DType dtype, std::int64_t sink, double height);
-/// Inputs where one query row's gradient is `height` times the other rows' gradients, which are nearly equal.
-/// This row dominates the sums over rows, dK and dV.
-Inputs heavy_row_inputs(const Context& ctx, const Problem& problem, DType dtype, std::int64_t row,
-                        double height);
 
 /// All results from a forward and a backward pass, on the host.
 struct Result {

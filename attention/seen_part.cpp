@@ -41,9 +41,9 @@ void clear_outside(const Context& ctx, const Tensor& x, int axis, IndexRange ran
     fill(ctx, x.slice(axis, range.end, x.size(axis) - range.end), 0);
 }
 
-/// Whether a bias or its gradient is the same along an axis.
-bool is_broadcast(const Tensor& x, int axis) {
-    return x.size(axis) == 1 || x.stride(axis) == 0;
+/// Whether a bias's gradient [.., keys] is the same for all keys.
+bool is_broadcast(const Tensor& x) {
+    return x.size(3) == 1 || x.stride(3) == 0;
 }
 
 Tensor view_or_copy(const Context& ctx, const Tensor& x, bool copies) {
@@ -127,7 +127,7 @@ void SeenBackward::store(const Context& ctx) const {
     clear_outside(ctx, into_.v, 1, keys_);
     if (options().packed) return;
     for (const Tensor& gradient : into_.biases)
-        if (gradient.defined() && !is_broadcast(gradient, 3)) clear_outside(ctx, gradient, 3, keys_);
+        if (gradient.defined() && !is_broadcast(gradient)) clear_outside(ctx, gradient, 3, keys_);
 }
 
 }  // namespace gradtile::attention

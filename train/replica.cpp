@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/internal/master_weights.h>
 #include <gradtile/core/offload_allocator.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/configured_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
+#include <gradtile/train/parallel/internal/shard_exchange.h>
 
 namespace gradtile {
 namespace {
@@ -44,11 +44,10 @@ Tensor view_of(const Tensor& flat, const Parameter& parameter, const Shape& shap
     return flat.slice(0, parameter.offset(), shape.elements()).reshape(shape);
 }
 
-/// Adds each parameter's part in a flat block, under the names PREFIX + the parameter's.
-void add_views(const Tensor& flat, std::span<const Parameter> held, const std::string& prefix,
-               NamedTensors& tensors) {
+/// Adds each parameter's part in a flat block, under the parameter's name.
+void add_views(const Tensor& flat, std::span<const Parameter> held, NamedTensors& tensors) {
     for (const Parameter& parameter : held)
-        tensors[prefix + parameter.name()] = view_of(flat, parameter, parameter.shape());
+        tensors[parameter.name()] = view_of(flat, parameter, parameter.shape());
 }
 
 Tensor state_view(const Tensor& flat, const Parameter& parameter, const StateTensor& part) {
@@ -227,27 +226,17 @@ void Replica::restore(const Checkpoint& checkpoint, const std::string& source) {
     } else {
         load_weights(checkpoint, source);
     }
-    if (parallel.is_sharded()) {
-        restore_moments(checkpoint, source);
-        return;
-    }
-    const Context& ctx = model.ctx;
-    for (const StateTensor& part : optimizer->state()) {
-        if (is_root())
-            copy(ctx, part.tensor,
-                 to_device(ctx, saved_state(checkpoint, part.name, part.tensor.shape(), part.tensor.dtype(),
-                                            source)));
-        communicator_.broadcast(ctx, part.tensor);
-    }
+    restore_moments(checkpoint, source);
 }
 
 void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& source) {
     const Context& ctx = model.ctx;
     for (const StateTensor& part : optimizer->state()) {
-        if (part.parameters.empty()) {  // this part is a counter, not a tensor of the parameters
+        if (part.parameters.empty()) {  // every process has the whole tensor
             if (is_root())
                 copy(ctx, part.tensor,
-                     to_device(ctx, saved_state(checkpoint, part.name, {1}, part.tensor.dtype(), source)));
+                     to_device(ctx, saved_state(checkpoint, part.name, part.tensor.shape(),
+                                                part.tensor.dtype(), source)));
             communicator_.broadcast(ctx, part.tensor);
             continue;
         }
@@ -319,9 +308,9 @@ void Replica::save_into(Checkpoint& checkpoint) {
     if (!parallel.is_sharded()) {
         if (model.has_adapters()) add_frozen(checkpoint);
         const auto held = parameters.parameters();
-        add_views(whole_values(), held, "", checkpoint.params);
-        if (parameters.has_master()) add_views(parameters.master(), held, "", checkpoint.master);
-        if (masters_.defined()) add_views(whole_masters(), held, "", checkpoint.master);
+        add_views(whole_values(), held, checkpoint.params);
+        if (parameters.has_master()) add_views(parameters.master(), held, checkpoint.master);
+        if (masters_.defined()) add_views(whole_masters(), held, checkpoint.master);
         for (const StateTensor& part : optimizer->state()) checkpoint.optimizer[part.name] = part.tensor;
         return;
     }
@@ -330,10 +319,10 @@ void Replica::save_into(Checkpoint& checkpoint) {
     // The processes gather one kind of tensor after the other; process 0 keeps them in host memory.
     const auto all = parameters.parameters();
     const Tensor values = gather_values();
-    if (is_root()) add_views(values, all, "", checkpoint.params);
+    if (is_root()) add_views(values, all, checkpoint.params);
     if (masters_.defined()) {
         const Tensor masters = gather_masters();
-        if (is_root()) add_views(masters, all, "", checkpoint.master);
+        if (is_root()) add_views(masters, all, checkpoint.master);
     }
     for (const StateTensor& part : optimizer->state()) {
         if (!part.parameters.empty()) {
@@ -349,10 +338,11 @@ void Replica::save_into(Checkpoint& checkpoint) {
 Tensor Replica::gather_to_host(const std::string& name, std::int64_t numbers, DType dtype,
                                std::int64_t numbers_per_64, const DataParallel::BucketAccess& write) {
     const Tensor full = is_root() ? host_memory(name, numbers, dtype) : Tensor();
-    parallel.gather_state(model.ctx, dtype, numbers_per_64, write,
-                          [&](const FlatRange& bucket, const Tensor& memory) {
-                              if (is_root()) copy_to_host(full.slice(0, bucket.begin, bucket.length), memory);
-                          });
+    parallel.gather_state(
+        model.ctx, dtype, numbers_per_64, write, [&](const FlatRange& bucket, const Tensor& memory) {
+            if (!is_root()) return;
+            copy_part(model.ctx, full.slice(0, bucket.begin, bucket.length), memory, /*host=*/true);
+        });
     return full;
 }
 
@@ -390,9 +380,9 @@ void Replica::reserve_host_memory(Checkpoint& checkpoint) {
     const ParameterStore& store = model.parameters;
     const auto all = store.parameters();
     if (model.has_adapters()) add_frozen(checkpoint, /*reserves=*/true);
-    add_views(host_memory("values", store.flat_elements(), store.dtype()), all, "", checkpoint.params);
+    add_views(host_memory("values", store.flat_elements(), store.dtype()), all, checkpoint.params);
     if (masters_.defined())
-        add_views(host_memory("masters", store.flat_elements(), DType::f32), all, "", checkpoint.master);
+        add_views(host_memory("masters", store.flat_elements(), DType::f32), all, checkpoint.master);
     for (const StateTensor& part : optimizer->state()) {
         if (part.parameters.empty()) {
             checkpoint.optimizer[part.name] =
@@ -414,17 +404,8 @@ const Tensor& Replica::host_memory(const std::string& name, std::int64_t numbers
 
 const Tensor& Replica::to_host_memory(const std::string& name, const Tensor& x) {
     const Tensor& copied = host_memory(name, x.elements(), x.dtype());
-    copy_to_host(copied, x);
+    copy_part(model.ctx, copied, x, /*host=*/true);
     return copied;
-}
-
-void Replica::copy_to_host(const Tensor& copied, const Tensor& x) const {
-    const Context& ctx = model.ctx;
-    if (ctx.device().is_cuda()) {
-        cuda::copy_bytes(copied.raw_data(), x.raw_data(), x.bytes(), ctx.device(), ctx.stream());
-    } else {
-        copy(ctx, copied, x);
-    }
 }
 
 std::string Replica::first_non_finite_gradient(const Context& ctx, ProcessGroup& group) const {

@@ -90,8 +90,6 @@ class Replica {
     Tensor frozen_on_host(const std::string& name, const Tensor& x);
     /// Enqueues a copy of a flat x into host_memory().
     const Tensor& to_host_memory(const std::string& name, const Tensor& x);
-    /// Enqueues a copy of a flat x into `copied`, in host memory.
-    void copy_to_host(const Tensor& copied, const Tensor& x) const;
     /// Numbers of a sharded optimizer's whole state, flat.
     std::int64_t whole_numbers(const StateTensor& part) const;
     // Return the values, the masters or a state of the whole model in host memory; undefined except in

@@ -1,6 +1,7 @@
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/train/parallel/internal/frozen_values.h>
+#include <gradtile/train/parallel/internal/shard_exchange.h>
 #include <gradtile/train/replica.h>
 
 /// The parameters that a replica with adapters does not train: how it draws, loads and saves them. Training
@@ -95,7 +96,8 @@ Replica::FrozenBlock Replica::whole_frozen(bool codes, bool reserves) {
     if (is_root()) block.numbers = host_memory(name, numbers, codes ? DType::i32 : model.frozen.dtype());
     if (reserves) return block;
     slots->read_all(model.ctx, block_of(codes), [&](const FlatRange& bucket, const Tensor& full) {
-        if (is_root()) copy_to_host(block.numbers.slice(0, bucket.begin, bucket.length), full);
+        if (is_root())
+            copy_part(model.ctx, block.numbers.slice(0, bucket.begin, bucket.length), full, /*host=*/true);
     });
     return block;
 }

@@ -44,8 +44,7 @@ void Replica::save_part_into(Checkpoint& checkpoint) {
         add_pieces(checkpoint.params, parameter.name(), own, elements_of(parameter), value);
 
     if (masters_.defined()) {
-        const bool split = masters_.dtype() != DType::f32;
-        const Tensor& masters = split ? joined_masters() : masters_;
+        const Tensor& masters = whole_masters();
         for (const Parameter& parameter : store.parameters())
             add_pieces(checkpoint.master, parameter.name(), own, elements_of(parameter), packed_in(masters));
     }

@@ -13,8 +13,9 @@
 namespace gradtile::attention::lab {
 namespace {
 
-/// Returns the seconds that the fastest of `runs` calls takes. One more call before them is not measured.
-double best_seconds(int runs, const std::function<void()>& work) {
+/// Returns the seconds that the fastest of 3 calls takes. One more call before them is not measured.
+double best_seconds(const std::function<void()>& work) {
+    constexpr int runs = 3;
     double best = INFINITY;
     for (int i = 0; i <= runs; ++i) {
         const auto begin = std::chrono::steady_clock::now();
@@ -72,11 +73,11 @@ Roofline measure_roofline() {
     // The copy has 128 MiB, and the product multiplies 1024 x 1024 matrices.
     constexpr std::int64_t copied = 32 << 20, size = 1024;
     const Tensor from = zeros(ctx, {copied}, DType::f32), to = zeros(ctx, {copied}, DType::f32);
-    const double copy_seconds = best_seconds(3, [&] { copy(ctx, to, from); });
+    const double copy_seconds = best_seconds([&] { copy(ctx, to, from); });
     const Tensor a = randn(ctx, {size, size}, DType::f32, Seed{1}),
                  b = randn(ctx, {size, size}, DType::f32, Seed{2});
     const Tensor c = empty_like(ctx, a);
-    const double product_seconds = best_seconds(3, [&] { gemm(ctx, c, a, b); });
+    const double product_seconds = best_seconds([&] { gemm(ctx, c, a, b); });
     return {.bytes_per_s = 2 * sizeof(float) * static_cast<double>(copied) / copy_seconds,
             .flops_per_s = 2.0 * size * size * size / product_seconds};
 }
@@ -89,8 +90,8 @@ Speed measure_speed(const Setup& setup) {
         heads.push_back(matrices.back().reshape({1, setup.length, 1, setup.head_dim}));
     }
     const double standard =
-        best_seconds(3, [&] { run_standard(ctx, matrices[0], matrices[1], matrices[2], matrices[3]); });
-    const double flash2 = best_seconds(3, [&] {
+        best_seconds([&] { run_standard(ctx, matrices[0], matrices[1], matrices[2], matrices[3]); });
+    const double flash2 = best_seconds([&] {
         Saved saved;
         forward(ctx, heads[0], heads[1], heads[2], {}, saved);
         backward(ctx, heads[3], {}, saved);

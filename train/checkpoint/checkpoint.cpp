@@ -188,7 +188,6 @@ CheckpointInfo inspect_checkpoint(const std::filesystem::path& path, FileSystem&
         info.step = contents.header.step;
         info.file_bytes = open.bytes();
         info.parts = contents.manifest.parts ? contents.manifest.parts->files.size() : 0;
-        info.body_crc32c = contents.header.body_crc;
         Texts texts(contents.manifest);
         std::vector<std::byte*> destinations;
         for (const StoredObject& object : contents.manifest.objects) {

@@ -122,7 +122,6 @@ Checkpoint read_checkpoint(const std::filesystem::path& path, const ReadOptions&
 struct CheckpointInfo {
     std::int64_t step = 0;
     std::uint64_t file_bytes = 0;     ///< of the parts, too
-    std::uint32_t body_crc32c = 0;    ///< of the main file
     std::size_t parts = 0;            ///< 0: the file is whole
     std::vector<TensorInfo> tensors;  ///< in name order
     JsonValue config, data, rng, meta;

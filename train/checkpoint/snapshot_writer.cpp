@@ -82,11 +82,6 @@ SnapshotWriter::~SnapshotWriter() {
     thread_.join();
 }
 
-bool SnapshotWriter::busy() const {
-    const std::lock_guard lock(mutex_);
-    return job_.has_value();
-}
-
 void SnapshotWriter::wait() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !job_.has_value(); });

@@ -32,7 +32,7 @@ struct SaveReport {
 /// such a result; it affects neither training nor older checkpoints.
 ///
 /// save() waits while the previous save is still being written. So no save is skipped, and the state is
-/// copied once instead of queued. A caller that prefers to skip a save checks busy() first.
+/// copied once instead of queued.
 class SnapshotWriter {
   public:
     /// Where the state is copied first: the memory of the device that trains, or page-locked host memory,
@@ -57,7 +57,6 @@ class SnapshotWriter {
     /// Starts to save the state without a copy. The tensors are on the host and must not change before wait()
     /// returns.
     void save_in_place(Checkpoint checkpoint, bool best = false);
-    bool busy() const;
     /// Returns the results from all saves that ended since the last call, oldest first.
     std::vector<SaveReport> poll();
     /// Waits for the running save. poll() then returns all saves' results.
@@ -86,7 +85,7 @@ class SnapshotWriter {
     std::shared_ptr<Buffer> staging_;
     std::unique_ptr<DeviceSnapshot> on_device_;  // only if ctx's device is a GPU
 
-    mutable std::mutex mutex_;
+    std::mutex mutex_;
     std::condition_variable changed_;
     std::optional<Job> job_;  // set while a save is running
     bool stop_ = false;

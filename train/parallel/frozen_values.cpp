@@ -192,11 +192,6 @@ const FrozenValues::State* FrozenValues::find(Block block) const {
     return found == states_.end() ? nullptr : found->get();
 }
 
-std::int64_t FrozenValues::numbers(Block block) const {
-    const State* const state = find(block);
-    return state ? state->layout.numbers : 0;
-}
-
 const std::vector<FlatRange>& FrozenValues::own_ranges(Block block) const {
     return find(block)->own_ranges;
 }

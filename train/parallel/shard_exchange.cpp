@@ -21,11 +21,11 @@ void gather_parts(const Context& exchange, const Communicator& communicator, con
         communicator.broadcast(exchange, part_of(part.range), part.owner);
 }
 
-void copy_part(const Context& exchange, const Tensor& to, const Tensor& from, bool from_host) {
-    if (from_host && exchange.device().is_cuda()) {
-        cuda::copy_bytes(to.raw_data(), from.raw_data(), from.bytes(), exchange.device(), exchange.stream());
+void copy_part(const Context& ctx, const Tensor& to, const Tensor& from, bool host) {
+    if (host && ctx.device().is_cuda()) {
+        cuda::copy_bytes(to.raw_data(), from.raw_data(), from.bytes(), ctx.device(), ctx.stream());
     } else {
-        copy(exchange, to, from);
+        copy(ctx, to, from);
     }
 }
 

@@ -73,10 +73,9 @@ class ConfigMembers {
             write(*names.begin(), JsonValue());
         }
     }
-    /// Writes the member only if its value is not the `usual` one.
-    template <class T>
-    void map_unless(const MemberNames& names, T& value, const T& usual) {
-        if (reads() || value != usual) map(names, value);
+    /// Writes the member only if its value is not 0.
+    void map_unless_zero(const MemberNames& names, double& value) {
+        if (reads() || value != 0) map(names, value);
     }
     /// Writes a member that changes no result, and that reading therefore ignores.
     void write(const char* name, JsonValue value);

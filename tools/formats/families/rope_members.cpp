@@ -45,11 +45,11 @@ void map_scaling(ConfigMembers& m, RopeScaling& s, std::int64_t context) {
         m.map("beta_fast", s.beta_fast);
         m.map("beta_slow", s.beta_slow);
         m.map("truncate", s.truncate);
-        m.map_unless("mscale", s.mscale, 0.0);
-        m.map_unless("mscale_all_dim", s.mscale_all_dim, 0.0);
+        m.map_unless_zero("mscale", s.mscale);
+        m.map_unless_zero("mscale_all_dim", s.mscale_all_dim);
     }
     if (s.kind == RopeKind::yarn || s.kind == RopeKind::longrope) {
-        m.map_unless("attention_factor", s.attention_factor, 0.0);
+        m.map_unless_zero("attention_factor", s.attention_factor);
         check(!m.reads() || !m.has("attention_factor") || s.attention_factor > 0, m.source(),
               ": attention_factor: ", s.attention_factor, "; expected more than 0");
     }

@@ -31,7 +31,6 @@ class TensorWriter {
     /// Writes zeros up to a multiple of `alignment` bytes.
     void align(std::uint64_t alignment);
     const std::string& path() const { return path_; }
-    std::uint64_t offset() const { return offset_; }
     void commit();
 
   private:

@@ -59,8 +59,6 @@ class FrozenValues {
 
     /// Whether a process has a part only.
     bool is_sharded() const { return shards_; }
-    /// The length of the flat block; 0 if there is none.
-    std::int64_t numbers(Block block) const;
     /// This process's ranges of the flat block, and their numbers, packed.
     const std::vector<FlatRange>& own_ranges(Block block) const;
     const Tensor& own(Block block) const;

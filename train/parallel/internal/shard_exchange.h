@@ -10,8 +10,8 @@ namespace gradtile {
 void gather_parts(const Context& exchange, const Communicator& communicator, const ShardBucket& bucket,
                   const Tensor& full, std::int64_t numbers_per_64 = parameter_alignment);
 
-/// to = from, of one dtype and contiguous. `from_host`: from a host memory that the device addresses, by a
-/// copy engine, so that the GPU's processors compute meanwhile.
-void copy_part(const Context& exchange, const Tensor& to, const Tensor& from, bool from_host);
+/// to = from, of one dtype and contiguous. `host`: one of them is in host memory that the device addresses. A
+/// copy engine then copies, so that the GPU's processors compute meanwhile.
+void copy_part(const Context& ctx, const Tensor& to, const Tensor& from, bool host);
 
 }  // namespace gradtile
