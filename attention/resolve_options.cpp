@@ -98,8 +98,6 @@ void resolve_slopes(ScoreOptions& scores, const Tensor& slopes, const Tensor& q,
 ScoreOptions resolve_scores(const Options& options, PackedSequences& packed, const Tensor& q,
                             std::int64_t keys) {
     ScoreOptions scores;
-    // Within these limits the softcap and its quotients with scores are normal numbers in float32.
-    constexpr double min_softcap = 1e-20, max_softcap = 1e20;
     check(options.softcap == 0 || (options.softcap >= min_softcap && options.softcap <= max_softcap),
           "attention: softcap ", options.softcap, "; expected 0 (none) or ", min_softcap, " to ",
           max_softcap);

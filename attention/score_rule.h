@@ -18,6 +18,10 @@
 
 namespace gradtile::attention {
 
+/// The limits of Options::softcap. Within them the softcap and its quotients with scores are normal numbers
+/// in float32.
+inline constexpr double min_softcap = 1e-20, max_softcap = 1e20;
+
 /// The bias rows that one (batch, head) reads.
 struct BiasRows {
     const std::byte* data = nullptr;  ///< address of element (0, 0); null if there is no bias

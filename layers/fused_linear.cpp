@@ -11,11 +11,9 @@
 namespace gradtile {
 namespace {
 
-/// Reshapes [.., columns] to a matrix.
 Tensor in_rows(const Tensor& x) {
     check(x.rank() >= 1, "fused_linear: an operand is ", x, "; expected [.., columns]");
-    const std::int64_t columns = x.size(-1);
-    return x.rank() == 2 ? x : x.reshape({columns == 0 ? 0 : x.elements() / columns, columns});
+    return as_matrix(x);
 }
 
 void check_fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {

@@ -3,15 +3,10 @@
 #include <gradtile/core/gemm/gemm.h>
 #include <gradtile/layers/fused_linear.h>
 #include <gradtile/layers/internal/norm_backend.h>
+#include <gradtile/layers/rows.h>
 
 namespace gradtile {
 namespace {
-
-/// Reshapes [.., columns] to a matrix [rows, columns].
-Tensor rows_of(const Tensor& x) {
-    const std::int64_t columns = x.size(-1);
-    return x.rank() == 2 ? x : x.reshape({columns == 0 ? 0 : x.elements() / columns, columns});
-}
 
 Shape with_last_axis(Shape shape, std::int64_t length) {
     shape[-1] = length;
@@ -51,8 +46,8 @@ Tensor Linear::forward(const Context& ctx, const Normed& normed, Saved& saved) c
     if (const std::optional<Tensor> y = forward_in_one_kernel(ctx, normed)) return *y;
     const Tensor x = normed.value(ctx);
     const Tensor y = empty(ctx, with_last_axis(x.shape(), out_features()), x.dtype());
-    gemm(ctx, rows_of(y), rows_of(x), weight.dequantized(ctx), {.trans_b = true, .bias = bias_value()});
-    if (adapter) adapter->add_forward(ctx, rows_of(y), rows_of(x));
+    gemm(ctx, as_matrix(y), as_matrix(x), weight.dequantized(ctx), {.trans_b = true, .bias = bias_value()});
+    if (adapter) adapter->add_forward(ctx, as_matrix(y), as_matrix(x));
     saved.x = backward_needs_x() ? x : Tensor{};
     return y;
 }
@@ -92,7 +87,7 @@ void Linear::accumulate_gradients(const Context& ctx, const SummedGradient& grad
     check_features("dy", gradient.dy, out_features(), weight);
     check_saved(*this, saved);
     accumulate_own_gradients(ctx, gradient, saved);
-    if (adapter) adapter->add_backward(ctx, {}, rows_of(gradient.dy), rows_of(saved.x));
+    if (adapter) adapter->add_backward(ctx, {}, as_matrix(gradient.dy), as_matrix(saved.x));
 }
 
 /// The weight and bias gradients.
@@ -100,7 +95,7 @@ void Linear::accumulate_own_gradients(const Context& ctx, const SummedGradient& 
                                       const Saved& saved) const {
     if (!weight.is_frozen()) {
         const GradientTarget dw = weight.begin_gradient_write();
-        gemm(ctx, dw.grad, rows_of(gradient.dy), rows_of(saved.x),
+        gemm(ctx, dw.grad, as_matrix(gradient.dy), as_matrix(saved.x),
              {.trans_a = true, .accumulate = dw.accumulates()});
     }
     if (bias_has_gradient()) add_column_sums(ctx, bias.begin_gradient_write(), gradient);
@@ -112,8 +107,8 @@ Tensor Linear::backward(const Context& ctx, const SummedGradient& gradient, cons
     check_saved(*this, saved);
     accumulate_own_gradients(ctx, gradient, saved);
     const Tensor dx = empty(ctx, with_last_axis(dy.shape(), in_features()), dy.dtype());
-    gemm(ctx, rows_of(dx), rows_of(dy), weight.dequantized(ctx));
-    if (adapter) adapter->add_backward(ctx, rows_of(dx), rows_of(dy), rows_of(saved.x));
+    gemm(ctx, as_matrix(dx), as_matrix(dy), weight.dequantized(ctx));
+    if (adapter) adapter->add_backward(ctx, as_matrix(dx), as_matrix(dy), as_matrix(saved.x));
     return dx;
 }
 

@@ -2,6 +2,7 @@
 
 #include <gradtile/core/internal/overlap.h>
 #include <gradtile/layers/internal/linear_activation_backend.h>
+#include <gradtile/layers/rows.h>
 
 namespace gradtile {
 namespace {
@@ -9,8 +10,8 @@ namespace {
 /// Reshapes [.., columns] to a matrix [rows, columns].
 Tensor matrix_of(const Tensor& x, const char* op) {
     check(x.rank() >= 1 && is_floating(x.dtype()), op, ": ", x, " is not a floating-point matrix");
-    const std::int64_t columns = x.size(-1);
-    const Tensor matrix = x.rank() == 2 ? x : x.reshape({columns == 0 ? 0 : x.elements() / columns, columns});
+    const Tensor matrix = as_matrix(x);
+    const std::int64_t columns = matrix.size(1);
     check(matrix.stride(1) == 1 || columns <= 1, op, ": ", x, " with strides ", x.strides(),
           "; rows must be contiguous");
     check(matrix.stride(0) >= columns || matrix.size(0) <= 1, op, ": ", x, " with strides ", x.strides(),

@@ -26,6 +26,12 @@ struct RowLayout {
 /// axes can be merged into two groups.
 RowLayout row_layout(const Tensor& x, const char* op);
 
+/// Reshapes [.., columns] to a matrix [rows, columns].
+inline Tensor as_matrix(const Tensor& x) {
+    const std::int64_t columns = x.size(-1);
+    return x.rank() == 2 ? x : x.reshape({columns == 0 ? 0 : x.elements() / columns, columns});
+}
+
 /// A tensor's rows as pointers to T, for CPU kernels.
 template <class T>
 class TensorRows {

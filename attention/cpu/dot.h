@@ -1,10 +1,16 @@
 #pragma once
-/// INTERNAL. The dot product of two contiguous rows.
+/// INTERNAL. Products of contiguous rows.
 #include <cstdint>
 
 #include <gradtile/core/dtype.h>
 
 namespace gradtile::attention::cpu {
+
+/// y += a * x.
+template <class A>
+void add_scaled(std::int64_t n, A a, const A* __restrict x, A* __restrict y) {
+    for (std::int64_t i = 0; i < n; ++i) y[i] += a * x[i];
+}
 
 /// Computes a dot product in 16 partial sums, so that the compiler can keep the sums in vector registers.
 template <class A, class T>

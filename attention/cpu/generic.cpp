@@ -5,6 +5,7 @@
 #include <limits>
 
 #include <gradtile/attention/cpu/bias_gradient_rows.h>
+#include <gradtile/attention/cpu/dot.h>
 #include <gradtile/attention/cpu/kernels.h>
 #include <gradtile/attention/cpu/score_rows.h>
 
@@ -34,12 +35,6 @@ class ScratchArrays {
   private:
     A* next_;
 };
-
-/// y += a * x.
-template <class A>
-void add_scaled(std::int64_t n, A a, const A* __restrict x, A* __restrict y) {
-    for (std::int64_t i = 0; i < n; ++i) y[i] += a * x[i];
-}
 
 /// total += x. The addition's rounding error is added to `error` (Knuth's TwoSum).
 template <class A>

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include <gradtile/attention/cpu/bias_gradients.h>
+#include <gradtile/attention/cpu/dot.h>
 #include <gradtile/attention/cpu/score_rows.h>
 #include <gradtile/attention/cpu/sequences.h>
 #include <gradtile/attention/internal/attention_backend.h>
@@ -43,12 +44,6 @@ Tensor by_head(const Tensor& x) {
 /// Returns a view [B, H, D, S] of x [B, S, H, D].
 Tensor by_head_transposed(const Tensor& x) {
     return x.transpose(1, 2).transpose(2, 3);
-}
-
-/// y += a * x.
-template <class A>
-void add_scaled(std::int64_t n, A a, const A* __restrict x, A* __restrict y) {
-    for (std::int64_t i = 0; i < n; ++i) y[i] += a * x[i];
 }
 
 /// row = scale * row, rounded to T.

@@ -5,18 +5,6 @@
 #include <gradtile/core/internal/tensor_ops_backend.h>
 
 namespace gradtile::cpu {
-namespace {
-
-template <class F>
-void visit_any(DType type, F&& f) {
-    if (type == DType::i32) {
-        f(TypeTag<std::int32_t>{});
-    } else {
-        visit_floating(type, f);
-    }
-}
-
-}  // namespace
 
 void fill(const Context& ctx, const Tensor& x, double value) {
     visit_any(x.dtype(), [&]<class T>(TypeTag<T>) {

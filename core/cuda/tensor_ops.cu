@@ -29,15 +29,6 @@ __global__ void axpy_kernel(Y* y, Accumulator<Y> alpha, const X* x, Layout<2> la
     });
 }
 
-template <class F>
-void visit_any(DType type, F&& f) {
-    if (type == DType::i32) {
-        f(TypeTag<std::int32_t>{});
-    } else {
-        visit_floating(type, f);
-    }
-}
-
 }  // namespace
 
 bool kernels_run_here() {

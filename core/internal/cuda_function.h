@@ -9,6 +9,11 @@
 #error "GRADTILE_HAVE_CUDA is not defined; the CMake target gradtile_options defines it"
 #endif
 
+namespace gradtile {
+/// Planning memory with a GPU's operators needs no GPU, but a build that has them.
+inline constexpr bool has_cuda_operators = GRADTILE_HAVE_CUDA;
+}  // namespace gradtile
+
 namespace gradtile::cuda {
 
 template <class Function>

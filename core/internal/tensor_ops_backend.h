@@ -3,6 +3,18 @@
 #include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/core/tensor.h>
 
+namespace gradtile {
+/// Calls f(TypeTag<T>) with the element type, which may be int32.
+template <class F>
+void visit_any(DType type, F&& f) {
+    if (type == DType::i32) {
+        f(TypeTag<std::int32_t>{});
+    } else {
+        visit_floating(type, f);
+    }
+}
+}  // namespace gradtile
+
 namespace gradtile::cpu {
 void fill(const Context& ctx, const Tensor& x, double value);
 void copy(const Context& ctx, const Tensor& destination, const Tensor& source);

@@ -92,6 +92,12 @@ void DurableFile::reserve(std::uint64_t bytes) {
     file_check(result, "reserve disk space");
 }
 
+void DurableFile::write(const std::filesystem::path& path, std::string_view text, Sync sync) {
+    DurableFile file(path);
+    file.file().write(reinterpret_cast<const std::byte*>(text.data()), text.size(), 0);
+    file.commit(text.size(), sync);
+}
+
 void DurableFile::commit(std::uint64_t size, Sync sync) {
     file_check(fs_.truncate(file_.descriptor(), size), "truncate");
     if (sync == Sync::file_and_directory) file_.sync();

@@ -64,6 +64,10 @@ class DurableFile {
     enum class Sync { file_and_directory, none };
     void commit(std::uint64_t size, Sync sync = Sync::file_and_directory);
 
+    /// Writes a file with this text. Throws Error, without the file's name.
+    static void write(const std::filesystem::path& path, std::string_view text,
+                      Sync sync = Sync::file_and_directory);
+
     /// Returns an unpredictable name in `path`'s directory: "<path>.tmp-<16 random digits>".
     static std::filesystem::path temporary_for(const std::filesystem::path& path);
     /// Returns the path for which temporary_for() has made this name; nullopt for other names.

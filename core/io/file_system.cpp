@@ -18,6 +18,7 @@
 
 #include <gradtile/core/io/file_system.h>
 #include <gradtile/core/os/internal/operating_system.h>
+#include <gradtile/core/text/hexadecimal.h>
 
 namespace gradtile {
 
@@ -307,13 +308,7 @@ bool TextLines::fill() {
 std::string random_hex(std::size_t bytes) {
     std::string random(bytes, '\0');
     file_check(or_errno(::getentropy(random.data(), bytes)), "draw random bytes");
-    std::string digits;
-    for (const char c : random) {
-        constexpr std::string_view hex = "0123456789abcdef";
-        digits += hex[static_cast<unsigned char>(c) >> 4];
-        digits += hex[static_cast<unsigned char>(c) & 15];
-    }
-    return digits;
+    return hexadecimal(std::as_bytes(std::span(random)));
 }
 
 namespace {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include <gradtile/attention/score_rule.h>
 #include <gradtile/layers/learned_factors.h>
 
 namespace gradtile {
@@ -211,8 +212,8 @@ void validate(const ModelConfig& c) {
     check_range("window", c.window, model_limits::window);
     check_range("window-pattern", c.window_pattern, model_limits::window_pattern);
     check_range("softcap", c.softcap, model_limits::softcap);
-    check(c.softcap == 0 || c.softcap >= model_limits::min_softcap, "softcap: ", c.softcap,
-          "; expected 0 (none) or at least ", model_limits::min_softcap);
+    check(c.softcap == 0 || c.softcap >= attention::min_softcap, "softcap: ", c.softcap,
+          "; expected 0 (none) or at least ", attention::min_softcap);
     check_range("logit-softcap", c.logit_softcap.limit, model_limits::logit_softcap);
     check(c.logit_softcap.limit == 0 || c.logit_softcap.limit >= model_limits::min_logit_softcap,
           "logit-softcap: ", c.logit_softcap.limit, "; expected 0 (none) or at least ",

@@ -231,9 +231,8 @@ inline constexpr Range layers{1, 10'000}, heads{1, 1 << 16}, kv_heads{0, 1 << 16
     logit_softcap{0, 1e6}, norm_epsilon{.min = 0, .max = 1, .min_is_open = true},
     dropout{.min = 0, .max = 1, .max_is_open = true}, window{0, 1 << 24}, window_pattern{0, 10'000},
     softcap{0, 1e20}, lora_rank{0, 1 << 16}, lora_alpha{0, 1e6};
-/// Smaller softcaps than this, except 0, are refused (attention::Options::softcap).
-inline constexpr double min_softcap = 1e-20;
-/// The same for query_scalar and logit_softcap, so that float32 scores and logits are finite.
+/// Smaller numbers than this, except 0, are refused, so that float32 scores and logits are finite.
+/// attention::min_softcap is the same for softcap.
 inline constexpr double min_query_scalar = 1e-6, min_logit_softcap = 1e-3;
 /// The maximum parameter count, and the maximum number of activation elements per micro-batch. Their sizes in
 /// bytes, including gradients and moments, can be added without overflow.

@@ -11,10 +11,6 @@
 namespace gradtile::cli {
 namespace {
 
-/// The vocabulary size for presets that set none, because a run computes it from the text: the character
-/// count in tiny Shakespeare.
-constexpr std::int64_t characters = 65;
-
 /// The step with the preset and the settings that were given.
 Step step_of(const std::string& given_preset, const JsonValue& settings) {
     const auto apply = [&](TrainConfig& config) {
@@ -31,7 +27,7 @@ Step step_of(const std::string& given_preset, const JsonValue& settings) {
     config.micro_batch = 0;
     if (gpu) config.dtype = TrainDType::bf16;
     apply(config);
-    if (config.model.vocabulary == 0) config.model.vocabulary = characters;
+    if (config.model.vocabulary == 0) config.model.vocabulary = vocabulary_of_characters;
     rethrow_as_usage_error([&] {
         validate(config);
         check_used(config, settings);

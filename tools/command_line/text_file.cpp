@@ -23,9 +23,7 @@ void write_text_file(const char* what, const std::filesystem::path& path, const 
         check(is_new || std::filesystem::is_regular_file(path), "is not a regular file");
         check(is_new || holds_markup(path),
               "holds something else, which would be lost; expected a new file or a ", what);
-        DurableFile file(path);
-        file.file().write(reinterpret_cast<const std::byte*>(text.data()), text.size(), 0);
-        file.commit(text.size(), DurableFile::Sync::none);
+        DurableFile::write(path, text, DurableFile::Sync::none);
     });
 }
 

@@ -1,5 +1,4 @@
 // The claims from the literature, judged by the lab's counts and by measurements on this machine.
-#include <array>
 #include <cmath>
 
 #include <gradtile/core/dtype.h>
@@ -14,10 +13,6 @@ const Measurement& find(const std::vector<Measurement>& all, const std::string& 
     for (const Measurement& m : all)
         if (m.name == name && m.pass == pass) return m;
     throw Error(concat("lab: no measurement of ", name, ' ', pass));
-}
-
-double megabytes(std::int64_t bytes) {
-    return 1e-6 * static_cast<double>(bytes);
 }
 
 /// The measurements at the lengths N/8, N/4, N/2 and N, leaving out lengths below 1.
@@ -40,7 +35,7 @@ struct Lengths {
     std::vector<double> peaks(const char* name) const {
         std::vector<double> peaks;
         for (const std::vector<Measurement>& all : attention)
-            peaks.push_back(megabytes(find(all, name, "backward").peak_bytes));
+            peaks.push_back(megabytes(static_cast<double>(find(all, name, "backward").peak_bytes)));
         return peaks;
     }
     std::string range() const { return formatted("N = %.0f to %.0f", lengths.front(), lengths.back()); }
@@ -132,7 +127,7 @@ Verdict judge_traffic(const Setup& setup) {
         sizes.push_back(static_cast<double>(m));
         traffic.push_back(static_cast<double>(forward.slow_bytes));
         verdict.figures += formatted("%s%.3f MB at M = %.0f KiB", i == 0 ? "flash2 forward: " : ", ",
-                                     megabytes(forward.slow_bytes), static_cast<double>(m) / 1024);
+                                     megabytes(traffic.back()), static_cast<double>(m) / 1024);
     }
     const double first = log_log_slope({sizes[0], sizes[1]}, {traffic[0], traffic[1]});
     const double last = log_log_slope({sizes[3], sizes[4]}, {traffic[3], traffic[4]});

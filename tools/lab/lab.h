@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include <gradtile/core/context.h>
-
 namespace gradtile::attention::lab {
 
 struct Setup {
@@ -20,6 +18,10 @@ struct Setup {
 
 /// The smallest fast memory in bytes with which every algorithm runs at this head dim.
 std::int64_t smallest_fast_memory(std::int64_t head_dim);
+
+inline double megabytes(double bytes) {
+    return 1e-6 * bytes;
+}
 
 /// One pass of one algorithm.
 struct Measurement {

@@ -36,6 +36,7 @@ using attention::lab::Machine;
 using attention::lab::measure_attention;
 using attention::lab::measure_softmax;
 using attention::lab::Measurement;
+using attention::lab::megabytes;
 using attention::lab::Setup;
 using attention::lab::smallest_fast_memory;
 using attention::lab::SoftmaxMeasurement;
@@ -107,9 +108,6 @@ JsonValue setup_as_json(const Setup& setup) {
         {{"length", setup.length}, {"head_dim", setup.head_dim}, {"fast_memory", setup.fast_memory}});
 }
 
-double megabytes(double bytes) {
-    return 1e-6 * bytes;
-}
 double number(std::int64_t value) {
     return static_cast<double>(value);
 }

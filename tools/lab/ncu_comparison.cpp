@@ -10,6 +10,7 @@ namespace gradtile::cli {
 namespace {
 
 using attention::lab::Measurement;
+using attention::lab::megabytes;
 using attention::lab::Setup;
 
 /// Bytes measured in an algorithm's kernels for one pass, and the lab's count for the same number of heads.
@@ -20,9 +21,6 @@ struct PassTraffic {
     double once = 0;  ///< bytes in all inputs and outputs, each counted once
 };
 
-double megabytes(double bytes) {
-    return 1e-6 * bytes;
-}
 double number(std::int64_t value) {
     return static_cast<double>(value);
 }

@@ -19,6 +19,7 @@
 #include <gradtile/tools/launch/launcher_link.h>
 #include <gradtile/train/parallel/internal/authentication.h>
 #include <gradtile/train/parallel/internal/socket.h>
+#include <gradtile/train/run/stop_signals.h>
 #include <gradtile/train/run/terminal.h>
 
 namespace gradtile::cli {
@@ -31,11 +32,6 @@ constexpr const char* launcher_variable = "GRADTILE_LAUNCHER";
 
 // A process that learns of another's failure ends within this time; otherwise it hangs.
 constexpr auto survivor_grace = seconds(5);
-
-bool is_ignored(int signal) {
-    struct sigaction action {};
-    return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
-}
 
 /// Blocks the launcher's signals; next() returns them one by one. A signal that was ignored at the start
 /// (nohup, a shell's background job) stays ignored. A SIGHUP sent because the terminal closed is ignored too,

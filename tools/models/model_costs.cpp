@@ -8,10 +8,6 @@
 namespace gradtile {
 namespace {
 
-double as_double(std::int64_t x) {
-    return static_cast<double>(x);
-}
-
 std::size_t generation_bytes(const Context& dry, Device device, const ModelConfig& config, DType dtype,
                              std::int64_t texts) {
     const auto weights = Arena::for_planning(dry.device()), pass = Arena::for_planning(dry.device());
@@ -30,7 +26,7 @@ ModelCost generation_cost(const Context& dry, Device device, const ModelConfig& 
                           std::int64_t texts, const CostConstants& constants) {
     const double seconds = work_seconds(generation_work(config, dtype, texts), dtype, constants);
     return {.memory = generation_bytes(dry, device, config, dtype, texts),
-            .tokens_per_second = as_double(texts) / seconds};
+            .tokens_per_second = static_cast<double>(texts) / seconds};
 }
 
 ModelCost training_cost(const Context& dry, Device device, const TrainConfig& config,
@@ -39,7 +35,7 @@ ModelCost training_cost(const Context& dry, Device device, const TrainConfig& co
     const Links links{.nvlink = constants.nvlink(), .network = constants.nvlink()};
     const StepCost cost = step_cost(step, constants, GpuLayout(1, 1), links);
     return {.memory = plan_memory(dry, memory_request(config, device)).total(),
-            .tokens_per_second = as_double(config.batch * config.model.context) / cost.seconds()};
+            .tokens_per_second = static_cast<double>(config.batch * config.model.context) / cost.seconds()};
 }
 
 }  // namespace gradtile

@@ -4,6 +4,7 @@
 
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/tools/bench/measure.h>
@@ -17,7 +18,6 @@
 namespace gradtile::cli {
 namespace {
 
-constexpr double gib = 1 << 30;
 constexpr std::int64_t adapter_rank = 8;
 
 struct Flags {
@@ -38,9 +38,6 @@ struct Target {
     CostConstants constants;
     std::string description;
 };
-
-/// Counting a GPU's activations needs the CUDA operators, which a build may lack.
-constexpr bool has_cuda_operators = GRADTILE_HAVE_CUDA;
 
 Context planning_context(Device device) {
     const bool can_plan = device.is_cpu() || has_cuda_operators;

@@ -188,11 +188,7 @@ std::string loss_svg(const LossHistory& history, const std::string& title) {
 
 void write_loss_svg(const std::filesystem::path& path, const LossHistory& history, const std::string& title) {
     const std::string svg = loss_svg(history, title);
-    with_file_name("picture", path, [&] {
-        DurableFile file(path);
-        file.file().write(reinterpret_cast<const std::byte*>(svg.data()), svg.size(), 0);
-        file.commit(svg.size(), DurableFile::Sync::none);
-    });
+    with_file_name("picture", path, [&] { DurableFile::write(path, svg, DurableFile::Sync::none); });
 }
 
 }  // namespace gradtile

@@ -10,6 +10,9 @@
 
 namespace gradtile {
 
+/// Bytes in the unit of a GPU's memory.
+inline constexpr double gib = 1 << 30;
+
 /// Speeds per second for one GPU kind and for the links within a node, and latencies in seconds.
 struct CostConstants {
     double product_flops;        ///< matrix products in bfloat16

@@ -13,8 +13,6 @@
 namespace gradtile::cli {
 namespace {
 
-constexpr double gib = 1 << 30;
-
 struct Flags {
     explicit Flags(Command& command) : settings(command, &SettingUsers::plan) {}
     SettingFlags settings;
@@ -24,16 +22,12 @@ struct Flags {
     bool json = false;
 };
 
-/// The vocabulary size for models that set none, because a run computes it from the text: the character count
-/// in tiny Shakespeare.
-constexpr std::int64_t characters = 65;
-
 TrainConfig config_of(const Flags& flags) {
     TrainConfig config;
     if (!flags.model.empty()) config = rethrow_as_usage_error([&] { return preset(flags.model); });
     if (!flags.config_file.empty()) apply_user_config(config, flags.config_file);
     flags.settings.apply(config);
-    if (config.model.vocabulary == 0) config.model.vocabulary = characters;
+    if (config.model.vocabulary == 0) config.model.vocabulary = vocabulary_of_characters;
     check_usage(
         config.context_parallel == 1, "context-parallel: ", config.context_parallel,
         "; the cost model has no ring attention, expected 1 (gradtile train --memory plans its memory)");

@@ -4,17 +4,13 @@
 #include <set>
 
 #include <gradtile/core/available_memory.h>
+#include <gradtile/core/internal/cuda_function.h>
 #include <gradtile/train/config/settings.h>
 #include <gradtile/train/memory_choice.h>
 #include <gradtile/train/memory_request.h>
 
 namespace gradtile::cli {
 namespace {
-
-constexpr double gib = 1 << 30;
-
-/// Counting a GPU's activations needs the CUDA operators, which a build may lack.
-constexpr bool has_cuda_operators = GRADTILE_HAVE_CUDA;
 
 /// Assumed, not measured: a 400 Gb/s port for each GPU at 90% efficiency, and one hop of a fat tree.
 constexpr Link assumed_network{.bytes_per_second = 45e9, .latency = 15e-6};

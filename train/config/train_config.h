@@ -206,6 +206,9 @@ Device resolve_device(DeviceChoice choice, int local_rank = 0);
 /// nearest known one.
 TrainConfig preset(const std::string& name);
 std::vector<std::string> preset_names();
+/// The vocabulary size with which predictions and benchmarks replace 0, because a run computes it from the
+/// text: the character count in tiny Shakespeare.
+inline constexpr std::int64_t vocabulary_of_characters = 65;
 
 template <>
 struct EnumNames<ScheduleKind> {

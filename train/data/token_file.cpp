@@ -194,7 +194,6 @@ TokenFile open_one(const std::string& path, const TokenFileOptions& options) {
                      .vocabulary = options.vocabulary > 0 ? options.vocabulary : layout.format.vocabulary,
                      .contents = {content_of(*file)}};
     result.vocabulary_of_ids = result.vocabulary == 0;
-    constexpr std::int64_t max_vocabulary = std::int64_t{1} << 31;  // ids become int32
     const std::int64_t limit = result.vocabulary_of_ids ? max_vocabulary : result.vocabulary;
     const bool narrow = layout.format.ids == TokenType::uint16;
     // A vocabulary of 65536 contains every id in a 16-bit file, so no check is needed.

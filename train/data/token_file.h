@@ -63,6 +63,8 @@ struct EnumNames<TokenFormat> {
         names_in_table(token_format_table, &TokenFormatTraits::format, &TokenFormatTraits::name);
 };
 
+inline constexpr std::int64_t max_vocabulary = std::int64_t{1} << 31;  ///< ids become int32
+
 struct TokenFileOptions {
     /// Every id must be less than this number; 0: the format's vocabulary, or the largest id + 1.
     std::int64_t vocabulary = 0;
@@ -87,7 +89,7 @@ struct FileTokens {
     std::int64_t offset = 0;  ///< the first id's offset in bytes
     int id_bytes = 2;
     std::int64_t count = 0;
-    std::int64_t vocabulary = 0;  ///< every id is below this number; at most 2^31
+    std::int64_t vocabulary = 0;  ///< every id is below this number; at most max_vocabulary
 };
 
 /// Returns whether the name ends in .bin: such files are read as tokens, others as text.

@@ -95,7 +95,6 @@ TokenSequence TokenSequence::from_file(FileTokens tokens) {
     std::string source = tokens.file->path();
     check(tokens.id_bytes == 2 || tokens.id_bytes == 4, source, ": ids of ", tokens.id_bytes,
           " bytes; expected 2 or 4");
-    constexpr std::int64_t max_vocabulary = std::int64_t{1} << 31;  // ids become int32
     check(tokens.vocabulary >= 1 && tokens.vocabulary <= max_vocabulary, source, ": vocabulary ",
           tokens.vocabulary, "; expected 1 to ", max_vocabulary);
     std::shared_ptr<const TokenStorage> storage;

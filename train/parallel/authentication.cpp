@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/text/hexadecimal.h>
 
 namespace gradtile {
 
@@ -20,10 +21,8 @@ Digest random_digest() {
 }
 
 std::string random_key() {
-    constexpr std::string_view digits = "0123456789abcdef";
-    std::string key;
-    for (const std::uint8_t byte : random_digest()) key.append({digits[byte / 16], digits[byte % 16]});
-    return key;
+    const Digest secret = random_digest();
+    return hexadecimal(std::as_bytes(std::span(secret)));
 }
 
 Digest authentication_code(std::string_view key, std::string_view text) {

@@ -5,29 +5,19 @@
 
 #include <array>
 #include <chrono>
-#include <string_view>
 
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/internal/cuda_check.h>
 #include <gradtile/core/offload_allocator.h>
 #include <gradtile/core/start_thread.h>
 #include <gradtile/core/tensor_ops.h>
+#include <gradtile/core/text/hexadecimal.h>
 
 namespace gradtile::cuda {
 namespace {
 
 // Older versions may crash when a communicator is aborted by another thread than the one that uses it.
 constexpr int with_abort_by_threads = 21901;
-
-std::string hexadecimal(std::string_view bytes) {
-    constexpr std::string_view digits = "0123456789abcdef";
-    std::string text;
-    for (const char c : bytes) {
-        const auto byte = static_cast<unsigned char>(c);
-        text += {digits[byte >> 4], digits[byte & 15]};
-    }
-    return text;
-}
 
 void from_hexadecimal(const std::string& text, std::string& bytes) {
     check(text.size() == 2 * bytes.size(), "nccl: rank 0 sent an address of ", text.size() / 2,
@@ -59,7 +49,7 @@ ncclUniqueId shared_id(ProcessGroup& group) {
     ncclUniqueId id{};
     if (group.is_root()) nccl_check(nccl().get_unique_id(&id), "unique id");
     std::string bytes(id.internal, sizeof id.internal);
-    from_hexadecimal(group.broadcast(hexadecimal(bytes)), bytes);
+    from_hexadecimal(group.broadcast(hexadecimal(std::as_bytes(std::span(bytes)))), bytes);
     bytes.copy(id.internal, sizeof id.internal);
     return id;
 }

@@ -46,11 +46,7 @@ std::string new_run_identity() {
 }
 
 void write_text_file(const std::filesystem::path& path, const std::string& text) {
-    with_file_name("file", path, [&] {
-        DurableFile file(path);
-        file.file().write(reinterpret_cast<const std::byte*>(text.data()), text.size(), 0);
-        file.commit(text.size());
-    });
+    with_file_name("file", path, [&] { DurableFile::write(path, text); });
 }
 
 RunDirectory RunDirectory::create(const TrainConfig& config, const std::string& identity,

@@ -13,12 +13,6 @@ namespace {
 // A signal goes to the whole process, so at most one object may wait for signals.
 std::atomic<bool> watching{false};
 
-bool is_ignored(int number) {
-    struct sigaction action {};
-    sigaction(number, nullptr, &action);
-    return action.sa_handler == SIG_IGN;
-}
-
 sigset_t request_signals() {
     sigset_t requests;
     sigemptyset(&requests);
@@ -30,6 +24,11 @@ sigset_t request_signals() {
 }
 
 }  // namespace
+
+bool is_ignored(int signal) {
+    struct sigaction action {};
+    return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
 
 StopSignals::StopSignals() : requests_(request_signals()) {
     check(!watching.exchange(true), "stop signals: already watched");

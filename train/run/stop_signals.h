@@ -10,6 +10,9 @@
 
 namespace gradtile {
 
+/// Returns whether this process ignores the signal. May be called between fork and exec.
+bool is_ignored(int signal);
+
 /// While a StopSignals exists, the first SIGTERM, SIGUSR1, SIGINT (Ctrl-C) or SIGHUP is stored as a request,
 /// and the same signal received again ends the process at once with status 128 + its number. A different
 /// second signal does not end the process, because a launcher passes SIGTERM on as SIGUSR1 to processes that

@@ -170,7 +170,7 @@ class ForwardBlock {
 
     /// O = O / sum and LSE = maximum + ln(sum).
     void write_output() {
-        const double unit = task_.rule != nullptr ? 1.0 : static_cast<double>(scale_) * ln_2;
+        const double unit = task_.rule != nullptr ? 1.0 : static_cast<double>(scale_) * std::numbers::ln2;
         const float dropout_scale = task_.rule != nullptr ? task_.rule->dropout_scale : 1.0f;
         for (std::int64_t first = task_.rows.begin; first < task_.rows.end; first += tile_rows) {
             const std::int64_t tile = (first - task_.rows.begin) / tile_rows;

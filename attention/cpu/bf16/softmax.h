@@ -4,6 +4,8 @@
 /// base 2.
 #include <immintrin.h>
 
+#include <numbers>
+
 #include <gradtile/attention/cpu/bf16/pack.h>
 #include <gradtile/attention/cpu/row_ranges.h>
 #include <gradtile/attention/cpu/score_rows.h>
@@ -12,8 +14,6 @@ namespace gradtile::attention::cpu {
 namespace {
 
 constexpr float infinity = __builtin_inff();
-constexpr float log2_e = 1.44269504088896341f;
-constexpr double ln_2 = 0.69314718055994531;
 
 /// 2^x with a relative error of 3e-6; the result is rounded to bf16 (2^-8) before it is used. exp2(0) is
 /// exactly 1, and exp2(-inf) is 0. With f = x - floor(x), which vreduceps computes, a degree-4 minimax
@@ -64,7 +64,7 @@ struct RuleScores {
     const ScoreRule<float>& rule;
     std::int64_t first_row, first_key, columns;
     float* memory;  ///< [columns]
-    static constexpr float unit = log2_e;
+    static constexpr float unit = std::numbers::log2e_v<float>;
 
     const float* factors(std::int64_t r) const {
         if (!rule.drops()) return nullptr;

@@ -3,14 +3,14 @@
 /// algorithm 1) in float32 for one query row block. S and O are transposed, with the queries in vector lanes.
 /// The products S^T = K Q^T and O^T += V^T P^T then read K and V element by element from their rows, and the
 /// softmax needs no reductions within a register.
+#include <numbers>
+
 #include <gradtile/attention/cpu/f32/score_columns.h>
 
 namespace gradtile::attention::cpu {
 namespace {
 
 constexpr std::int64_t forward_keys = 64;
-constexpr float log2_e = 1.44269504088896341f;
-constexpr double ln_2 = 0.6931471805599453;
 
 /// The distance between two rows of a packed tile, in floats. The distance is an odd number of cache lines,
 /// so that a column's elements are in different cache sets.
@@ -71,7 +71,7 @@ class ForwardBlock {
                     : g_.scale < 0 ? -1.0f
                                    : 0.0f),
           scale_(static_cast<float>(g_.scale < 0 ? -g_.scale : g_.scale)),
-          unit_(task.rule != nullptr || g_.scale == 0 ? log2_e : g_.scale_log2()) {}
+          unit_(task.rule != nullptr || g_.scale == 0 ? std::numbers::log2e_v<float> : g_.scale_log2()) {}
 
     void run() {
         const std::int64_t tiles = tile_count(task_.rows);
@@ -329,7 +329,7 @@ class ForwardBlock {
     void finish(const Tile& tile) const {
         alignas(64) float inverse[tile_tokens] = {}, sum[tile_tokens];
         const std::int64_t rows = tile.rows.end - tile.rows.begin;
-        const double unit = task_.rule != nullptr ? 1.0 : static_cast<double>(unit_) * ln_2;
+        const double unit = task_.rule != nullptr ? 1.0 : static_cast<double>(unit_) * std::numbers::ln2;
         for (std::int64_t i = 0; i < rows; ++i) {
             // A row that sees no key has sum 0, which gives O = 0 and LSE = -inf.
             sum[i] = tile.sum[i] + tile.sum_error[i];

@@ -3,6 +3,8 @@
 /// a K/V head. The vector lanes hold K and V columns, so that a task with few rows reads K and V at the
 /// memory's speed; the kernels for many queries hold queries in the lanes, and copy K and V first. All
 /// elements are converted to float32.
+#include <numbers>
+
 #include <gradtile/attention/cpu/index_math.h>
 #include <gradtile/attention/cpu/kernels.h>
 #include <gradtile/attention/cpu/score_rows.h>
@@ -60,7 +62,6 @@ class FewQueriesBlock {
     using Vector = typename V::Vector;
     static constexpr std::int64_t lanes = V::lanes;
     static constexpr float infinity = __builtin_inff();
-    static constexpr float log2_e = 1.44269504088896341f;
 
   public:
     FewQueriesBlock(const FewQueriesTask<T>& task, std::byte* memory)
@@ -70,7 +71,7 @@ class FewQueriesBlock {
           rows_(task.heads * queries_),
           scratch_(g_, rows_, memory),
           scale_(static_cast<float>(g_.scale < 0 ? -g_.scale : g_.scale)),
-          unit_(task.rules != nullptr || g_.scale == 0 ? log2_e : g_.scale_log2()) {}
+          unit_(task.rules != nullptr || g_.scale == 0 ? std::numbers::log2e_v<float> : g_.scale_log2()) {}
 
     void run() {
         // The running maximum needs a positive scale. For a negative scale Q is negated instead. For scale 0,

@@ -61,7 +61,7 @@ void fill_slow(FastMemory& fast, A value, const SlowMatrix<A>& to,
 /// Returns one row's D. A row that sees no key has a constant LSE, so the row's dLSE is ignored.
 template <class A>
 A delta_of(std::int64_t d_v, const A* d_o, const A* o, A d_lse, bool sees_a_key) {
-    return dot_product(d_v, d_o, o) - (sees_a_key ? d_lse : A(0));
+    return dot<A>(d_o, o, d_v) - (sees_a_key ? d_lse : A(0));
 }
 
 /// Computes head.delta from O, dO, LSE and dLSE.

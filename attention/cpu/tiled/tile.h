@@ -7,6 +7,7 @@
 #include <limits>
 
 #include <gradtile/attention/cpu/bias_gradient_rows.h>
+#include <gradtile/attention/cpu/dot.h>
 #include <gradtile/attention/cpu/kernels.h>
 #include <gradtile/attention/cpu/score_rows.h>
 #include <gradtile/attention/cpu/tiled/memory.h>
@@ -59,26 +60,6 @@ void for_each_block(IndexRange range, std::int64_t size, std::int64_t end, Body&
         body(IndexRange{begin, std::min(begin + size, end)});
 }
 
-/// y += a * x.
-template <class A>
-void add_multiple(std::int64_t n, A a, const A* __restrict x, A* __restrict y) {
-    for (std::int64_t i = 0; i < n; ++i) y[i] += a * x[i];
-}
-
-/// Computes a dot product in 16 partial sums, so that the compiler can keep the sums in vector registers.
-template <class A>
-A dot_product(std::int64_t n, const A* a, const A* b) {
-    constexpr std::int64_t lanes = 16;
-    A sums[lanes] = {};
-    std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes)
-        for (std::int64_t lane = 0; lane < lanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
-    for (std::int64_t lane = 0; i + lane < n; ++lane) sums[lane] += a[i + lane] * b[i + lane];
-    A sum = 0;
-    for (const A lane : sums) sum += lane;
-    return sum;
-}
-
 /// out = scale * x y^T for the visible pairs; x has a row for each row of the tile, y for each key.
 template <class A>
 void multiply_transposed(const Tile& tile, A scale, const FastMatrix<A>& x, const FastMatrix<A>& y,
@@ -87,7 +68,7 @@ void multiply_transposed(const Tile& tile, A scale, const FastMatrix<A>& x, cons
     for (std::int64_t r = 0; r < tile.row_count(); ++r) {
         const IndexRange visible = tile.visible(r);
         for (std::int64_t j = visible.begin; j < visible.end; ++j)
-            out.row(r)[j] = scale * dot_product(x.columns, x.row(r), y.row(j));
+            out.row(r)[j] = scale * dot<A>(x.row(r), y.row(j), x.columns);
     }
 }
 
@@ -160,8 +141,8 @@ void multiply_row(const Tile& tile, std::int64_t r, const A* p, const FastMatrix
     for (std::int64_t first = visible.begin; first < visible.end; first += terms) {
         std::fill_n(part.data, v.columns, A(0));
         for (std::int64_t j = first; j < std::min(first + terms, visible.end); ++j)
-            add_multiple(v.columns, p[j], v.row(j), part.data);
-        add_multiple(v.columns, A(1), part.data, sums.data);
+            add_scaled(v.columns, p[j], v.row(j), part.data);
+        add_scaled(v.columns, A(1), part.data, sums.data);
     }
 }
 
@@ -173,7 +154,7 @@ void add_product(const Tile& tile, A scale, const FastMatrix<A>& p, const FastMa
     report_computed(out, tile, where);
     for (std::int64_t r = 0; r < tile.row_count(); ++r) {
         multiply_row(tile, r, p.row(r), v, sums, part);
-        add_multiple(v.columns, scale, sums.data, out.row(r));
+        add_scaled(v.columns, scale, sums.data, out.row(r));
     }
 }
 
@@ -189,8 +170,8 @@ void add_transposed_product(const Tile& tile, A scale, const FastMatrix<A>& p, c
         const std::int64_t end = std::min(seeing.end - tile.rows.begin, tile.row_count());
         if (begin >= end) continue;
         std::fill_n(sums.data, y.columns, A(0));
-        for (std::int64_t r = begin; r < end; ++r) add_multiple(y.columns, p.row(r)[j], y.row(r), sums.data);
-        add_multiple(y.columns, scale, sums.data, out.row(j));
+        for (std::int64_t r = begin; r < end; ++r) add_scaled(y.columns, p.row(r)[j], y.row(r), sums.data);
+        add_scaled(y.columns, scale, sums.data, out.row(j));
     }
 }
 

@@ -56,7 +56,7 @@ void differentiate_softmax_rows(const SlowMatrix<A>& p, const SlowMatrix<A>& d_p
         A delta = 0;
         for_each_block({0, n}, block, n, [&](IndexRange columns) {
             load(columns);
-            delta += dot_product(columns.end - columns.begin, x.data, y.data);
+            delta += cpu::dot<A>(x.data, y.data, columns.end - columns.begin);
         });
         for_each_block({0, n}, block, n, [&](IndexRange columns) {
             if (block < n) load(columns);

@@ -7,6 +7,7 @@
 #include <openssl/evp.h>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/text/hexadecimal.h>
 
 namespace gradtile {
 namespace {
@@ -33,12 +34,7 @@ void ContentHash::add(std::span<const std::byte> bytes) {
 std::string ContentHash::digits() {
     std::array<unsigned char, 32> digest{};
     require_sha256(::EVP_DigestFinal_ex(context_.get(), digest.data(), nullptr) == 1);
-    std::string text;
-    for (const unsigned char byte : digest) {
-        text += "0123456789abcdef"[byte >> 4];
-        text += "0123456789abcdef"[byte & 15];
-    }
-    return text;
+    return hexadecimal(std::as_bytes(std::span(digest)));
 }
 
 JsonValue DataContent::to_json() const {
