@@ -6,8 +6,8 @@
 
 namespace gradtile {
 
-/// Returns the available memory in bytes. CPU: the memory that the kernel reports as available, or the unused
-/// part of the control group's limit if that is less. CUDA: the free memory minus a reserve for memory that
+/// Returns the available memory in bytes. CPU: the memory that the kernel reports as available, or what is
+/// left of the limits of the control groups and of the address space, if that is less. CUDA: the free memory minus a reserve for memory that
 /// the memory plan does not count (kernels, library workspaces).
 std::size_t available_memory(Device device);
 

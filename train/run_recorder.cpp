@@ -103,7 +103,9 @@ void RunRecorder::report_saves() {
             } else {
                 output_.metrics->write_failed_checkpoint_event(report.step);
             }
+            lacks_line_of_save_ = false;
         } catch (const Error& error) {
+            lacks_line_of_save_ = true;
             on_message_(error.what());
         }
     }

@@ -80,6 +80,8 @@ class RunRecorder {
     void announce_save() const;
     /// Returns whether the state of this step is safe on disk.
     bool is_saved(std::int64_t step) const { return saved_step_ == step && !saved_path_.empty(); }
+    /// Whether the metrics lack a line about the newest save, because the file was removed or not writable.
+    bool lacks_line_of_save() const { return lacks_line_of_save_; }
     /// The newest checkpoint that is safe on disk; empty: none.
     const std::filesystem::path& saved_path() const { return saved_path_; }
 
@@ -102,6 +104,7 @@ class RunRecorder {
     std::chrono::steady_clock::time_point start_;
     std::int64_t saved_step_ = 0;  // newest step that is safe on disk
     std::filesystem::path saved_path_;
+    bool lacks_line_of_save_ = false;
     std::int64_t submitted_step_ = -1;
     double save_seconds_ = 0.0;
     std::optional<double> best_val_loss_, best_saved_val_loss_;  // of all steps; of best.h5

@@ -209,7 +209,7 @@ RunSummary Trainer::run(std::int64_t stop_after) {
         summary.dropped_micro_steps > 0 ? runner_->shapes().at(step_ + 1).micro_steps : 0;
     summary.evaluation_pending = pending_evaluation_.has_value();
     summary.step = step_;
-    summary.saved = !group_->is_root() || recorder_->is_saved(step_);
+    summary.saved = !group_->is_root() || (recorder_->is_saved(step_) && !recorder_->lacks_line_of_save());
     summary.checkpoint = recorder_->saved_path();
     summary.val_loss = val_loss_;
     summary.best_val_loss = recorder_->best_val_loss();

@@ -50,7 +50,8 @@ struct RunSummary {
     enum class Reason { finished, stop_after, requested };
     Reason reason = Reason::finished;
     std::int64_t step = 0;  ///< the last step done
-    bool saved = false;     ///< that step's state is safe on disk; true in ranks other than 0
+    /// That step's state is safe on disk, and the metrics say so; true in ranks other than 0.
+    bool saved = false;
     /// If a step was dropped to stop: the micro-steps that it had done, and all its micro-steps. 0: no step
     /// was dropped.
     std::int64_t dropped_micro_steps = 0, micro_steps_of_dropped = 0;

@@ -112,11 +112,27 @@ int usable_cores() {
     return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
+namespace {
+struct Pages {
+    std::size_t program = 0, resident = 0;
+
+    static Pages read() {
+        Pages pages;
+        std::ifstream("/proc/self/statm") >> pages.program >> pages.resident;
+        return pages;
+    }
+};
+std::size_t page_bytes() {
+    return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+}  // namespace
+
 std::size_t resident_bytes() {
-    std::ifstream file("/proc/self/statm");
-    std::size_t program_pages = 0, resident_pages = 0;
-    file >> program_pages >> resident_pages;
-    return resident_pages * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    return Pages::read().resident * page_bytes();
+}
+
+std::size_t address_space_bytes() {
+    return Pages::read().program * page_bytes();
 }
 
 std::size_t available_bytes() {

@@ -161,6 +161,10 @@ std::size_t resident_bytes() {
     return static_cast<std::size_t>(usage.ru_maxrss) * unit;
 }
 
+std::size_t address_space_bytes() {
+    return 0;
+}
+
 std::size_t available_bytes() {
     return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
            static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));

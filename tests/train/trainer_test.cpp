@@ -563,5 +563,15 @@ TEST(Trainer, InitFromNamesTheFirstParameterThatDiffers) {
     EXPECT_FALSE(exists(run.directory / "wider"));
 }
 
+TEST(Trainer, ARunWhoseDirectoryIsRemovedIsNotSaved) {
+    TinyRun run;
+    Trainer trainer(run.config, run.on_message);
+    trainer.on_step([&](const StepReport& report) {
+        if (report.step == 1) std::filesystem::remove_all(run.config.out);
+    });
+    EXPECT_FALSE(trainer.run().saved);
+    EXPECT_THAT(run.messages, testing::Contains(HasSubstr("metrics.jsonl: was removed during the run")));
+}
+
 }  // namespace
 }  // namespace gradtile

@@ -33,6 +33,10 @@ bool is_utf16(std::string_view begin) {
     return is_binary(begin) && (begin.starts_with("\xFF\xFE") || begin.starts_with("\xFE\xFF"));
 }
 
+bool is_tar(std::string_view begin) {
+    return begin.size() >= 512 && begin.substr(257, 5) == "ustar";
+}
+
 /// The members of a message that are read; a Parquet file may have more.
 const std::vector<std::string> message_members{"role",  "content",    "from",  "value",
                                                "train", "tool_calls", "weight"};
@@ -375,6 +379,8 @@ void DocumentReader::open_next_file() {
     const std::string_view prefix = text.peek(binary_prefix);
     const bool is_compressed = prefix.starts_with(gzip_magic) || prefix.starts_with(zstd_magic);
     check(!is_compressed, text.name(), ": is compressed twice; expected text, or text compressed once");
+    check(!is_tar(prefix), text.name(),
+          ": is a tar archive; expected text (extract it, and name its folder)");
     check(!is_utf16(prefix), text.name(), ": is UTF-16; expected UTF-8 text (iconv -f utf-16 -t utf-8)");
     // A single file may be trained on byte by byte, whatever it holds.
     check(files_.size() == 1 || !is_binary(prefix), path,

@@ -9,6 +9,7 @@
 
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/checksum.h>
 #include <gradtile/core/io/durable_file.h>
 #include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/utf8.h>
@@ -109,10 +110,22 @@ void set_tokens(TokenizedDocuments& to, TokenSequence tokens, std::vector<bool> 
         Examples{.begins = to.begins, .is_target = std::move(is_target), .kind = to.kind});
 }
 
+/// Returns the CRC-32C of the first `bytes` bytes.
+std::uint32_t crc32c_of(const DataFile& file, std::int64_t bytes) {
+    std::uint32_t sum = 0;
+    std::vector<std::byte> buffer(std::size_t{1} << 20);
+    for (std::int64_t place = 0; place < bytes; place += std::ssize(buffer)) {
+        buffer.resize(static_cast<std::size_t>(std::min(std::ssize(buffer), bytes - place)));
+        file.read(place, buffer);
+        sum = crc32c(buffer, sum);
+    }
+    return sum;
+}
+
 /// An entry of the cache: NAME.bin holds the ids, as a token file without a header; NAME.documents the rest:
 ///
-///     "gradtile documents 1\n" | bytes of the JSON text, int64 | JSON text | begins, int64 each |
-///     targets, a bit each (not for texts)
+///     "gradtile documents 2\n" | bytes of the JSON text, int64 | JSON text, with the CRC-32C of NAME.bin |
+///     begins, int64 each | targets, a bit each (not for texts) | CRC-32C of all before, uint32
 ///
 /// NAME.documents is written last, so an entry without it does not count.
 class CacheEntry {
@@ -140,7 +153,7 @@ class CacheEntry {
     TokenSequence ids(std::int64_t count, std::int64_t vocabulary) const;
 
   private:
-    static constexpr std::string_view magic = "gradtile documents 1\n";
+    static constexpr std::string_view magic = "gradtile documents 2\n";
 
     static TokenFormat format_of(std::int64_t vocabulary) {
         return vocabulary <= 65536 ? TokenFormat::headerless : TokenFormat::headerless_uint32;
@@ -156,7 +169,7 @@ class CacheEntry {
 std::string CacheEntry::key_of(const TokenizeDocumentsOptions& options,
                                const std::optional<Tokenizer>& tokenizer, TokenizerKind kind) {
     std::string key =
-        concat("text-column ", options.text_column, "\nchat-template ",
+        concat(magic, "text-column ", options.text_column, "\nchat-template ",
                name_of(options.encoding.chat_template), "\ntrain-on ", name_of(options.encoding.train_on),
                "\nspecial-tokens ", options.encoding.special_tokens == SpecialTokens::recognised,
                "\ntokenizer ", tokenizer ? sha256(tokenizer->to_json()) : std::string(name_of(kind)));
@@ -177,16 +190,22 @@ void CacheEntry::write(const TokenizedDocuments& documents, const std::vector<bo
                                                {"kind", static_cast<int>(documents.kind)},
                                                {"documents", documents.count()},
                                                {"contents", std::move(contents)}});
+    ids.commit();
+    const DataFile ids_file(ids_path_);
+    description.set("ids_crc32c", crc32c_of(ids_file, ids_file.size()));
     if (made) description.set("tokenizer", made->to_json());
     const std::string text = description.dump();
     const std::int64_t text_bytes = std::ssize(text);
     std::vector<std::byte> bits((is_target.size() + 7) / 8);
     for (std::size_t i = 0; i < is_target.size(); ++i)
         if (is_target[i]) bits[i / 8] |= std::byte{1} << (i % 8);
-    ids.commit();
+    const std::array parts{std::as_bytes(std::span(magic)), std::as_bytes(std::span(&text_bytes, 1)),
+                           std::as_bytes(std::span(text)), std::as_bytes(std::span(documents.begins)),
+                           std::span<const std::byte>(bits)};
+    std::uint32_t sum = 0;
+    for (const std::span<const std::byte> part : parts) sum = crc32c(part, sum);
     WholeFile(documents_path_,
-              {std::as_bytes(std::span(magic)), std::as_bytes(std::span(&text_bytes, 1)),
-               std::as_bytes(std::span(text)), std::as_bytes(std::span(documents.begins)), bits})
+              {parts[0], parts[1], parts[2], parts[3], parts[4], std::as_bytes(std::span(&sum, 1))})
         .commit();
 }
 
@@ -216,9 +235,11 @@ void CacheEntry::read_arrays(const DataFile& file, std::int64_t place, std::int6
     require(to.begins.front() == 0 && std::ranges::is_sorted(to.begins), "the documents' places");
     const std::int64_t tokens = to.begins.back();
     const std::int64_t marked = to.kind == DocumentKind::text ? 0 : tokens;
-    require(marked <= std::numeric_limits<std::int64_t>::max() - 7 && file.size() - place == (marked + 7) / 8,
+    const auto sum_bytes = static_cast<std::int64_t>(sizeof(std::uint32_t));
+    require(marked <= std::numeric_limits<std::int64_t>::max() - 7 &&
+                file.size() - place - sum_bytes == (marked + 7) / 8,
             "its size");
-    std::vector<std::byte> bits(static_cast<std::size_t>(file.size() - place));
+    std::vector<std::byte> bits(static_cast<std::size_t>(file.size() - place - sum_bytes));
     file.read(place, bits);
     is_target.resize(static_cast<std::size_t>(marked));
     for (std::size_t i = 0; i < is_target.size(); ++i)
@@ -237,6 +258,10 @@ std::optional<TokenizedDocuments> CacheEntry::read(const std::optional<Tokenizer
     std::int64_t text_bytes = 0;
     std::memcpy(&text_bytes, head.data() + magic.size(), sizeof text_bytes);
     require(std::memcmp(head.data(), magic.data(), magic.size()) == 0, "it does not begin as such a file");
+    std::uint32_t sum = 0;
+    const std::int64_t summed = file.size() - static_cast<std::int64_t>(sizeof sum);
+    file.read(summed, std::as_writable_bytes(std::span(&sum, 1)));
+    require(crc32c_of(file, summed) == sum, "its checksum");
     require(text_bytes >= 0 && text_bytes <= file.size() - std::ssize(head), "the length of its description");
     std::string text(static_cast<std::size_t>(text_bytes), '\0');
     file.read(std::ssize(head), std::as_writable_bytes(std::span(text)));
@@ -254,8 +279,11 @@ std::optional<TokenizedDocuments> CacheEntry::read(const std::optional<Tokenizer
     std::vector<bool> is_target;
     read_arrays(file, std::ssize(head) + text_bytes, description["documents"].get<std::int64_t>(), documents,
                 is_target);
-    set_tokens(documents, ids(documents.begins.back(), documents.tokenizer->vocab_size()),
-               std::move(is_target));
+    TokenSequence tokens = ids(documents.begins.back(), documents.tokenizer->vocab_size());
+    const DataFile ids_file(ids_path_);
+    check(crc32c_of(ids_file, ids_file.size()) == description["ids_crc32c"].get<std::uint32_t>(), ids_path_,
+          ": damaged: its checksum (remove the file, and the data are encoded again)");
+    set_tokens(documents, std::move(tokens), std::move(is_target));
     return documents;
 }
 

@@ -66,6 +66,8 @@ bool is_stopped(pid_t process);
 int usable_cores();
 /// The memory that this process occupies; the most that it has occupied, if the system only knows that.
 std::size_t resident_bytes();
+/// The size of this process' address space; 0 if the system does not say.
+std::size_t address_space_bytes();
 /// The memory that programs can still use; the machine's whole memory, if the system only knows that.
 std::size_t available_bytes();
 /// Requests larger pages for a range; only a hint.

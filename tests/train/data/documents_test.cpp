@@ -240,6 +240,9 @@ TEST(Documents, AFormatFollowsFromTheContent) {
                                     "a\0b\0\xE9\0",
                                     8)),
                 HasSubstr("i.json: is UTF-16; expected UTF-8"));
+    std::string tar(1024, '\0');
+    tar.replace(0, 5, "a.txt").replace(257, 5, "ustar").replace(512, 4, "text");
+    EXPECT_THAT(refusal(tar), HasSubstr("i.json: is a tar archive; expected text"));
     EXPECT_TRUE(is_plain_text(place.write("g.txt", "text"), ""));
     EXPECT_FALSE(is_plain_text(place.write("h.txt", "{\"text\": \"a\"}"), ""));
 }

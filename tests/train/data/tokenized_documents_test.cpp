@@ -1,4 +1,7 @@
 // Documents as tokens: their borders and targets, and the cache on disk.
+#include <fstream>
+#include <sstream>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,6 +34,12 @@ std::string marked(const TokenSequence& tokens) {
     for (std::size_t i = 0; i < text.size(); ++i)
         result += tokens.examples()->is_target[i] ? concat('[', text[i], ']') : std::string(1, text[i]);
     return result;
+}
+
+std::string content_of_file(const std::filesystem::path& path) {
+    std::ostringstream content;
+    content << std::ifstream(path).rdbuf();
+    return content.str();
 }
 
 TEST(TokenizedDocuments, TextsEndWithABlankLineAndAreSplitAsWholes) {
@@ -151,7 +160,7 @@ TEST_F(TokenCache, DamageIsRefusedByName) {
     const auto size = std::filesystem::file_size(documents);
     std::filesystem::resize_file(documents, size - 1);
     EXPECT_THAT(message_of([&] { load_dataset(options_); }),
-                HasSubstr(documents.string() + ": damaged: its size"));
+                HasSubstr(documents.string() + ": damaged: its checksum"));
     std::filesystem::resize_file(documents, size + 1);
     EXPECT_THAT(message_of([&] { load_dataset(options_); }), HasSubstr("remove the file"));
     std::filesystem::resize_file(documents, 10);
@@ -161,6 +170,22 @@ TEST_F(TokenCache, DamageIsRefusedByName) {
     std::filesystem::resize_file(ids, 4);
     EXPECT_THAT(message_of([&] { load_dataset(options_); }),
                 HasSubstr(ids.string() + ": 4 bytes; expected "));
+}
+
+/// A changed byte of tokens, of places that stay in order, or of targets would train on other data.
+TEST_F(TokenCache, EachChangedByteIsRefused) {
+    load_dataset(options_);
+    for (const std::filesystem::path& file : {entry(".documents"), entry(".bin")}) {
+        const std::string content = content_of_file(file);
+        for (std::size_t at = 0; at < content.size(); ++at) {
+            std::string changed = content;
+            changed[at] = static_cast<char>(changed[at] ^ 1);
+            std::ofstream(file) << changed;
+            EXPECT_THAT(message_of([&] { load_dataset(options_); }), HasSubstr(file.string())) << at;
+        }
+        std::ofstream(file) << content;
+    }
+    load_dataset(options_);
 }
 
 }  // namespace
