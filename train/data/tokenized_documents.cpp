@@ -149,7 +149,7 @@ class CacheEntry {
                const std::optional<Tokenizer>& made, TokenFileWriter& ids) const;
     /// Returns nullopt when there is no entry. Throws Error naming the file when it is damaged.
     std::optional<TokenizedDocuments> read(const std::optional<Tokenizer>& tokenizer) const;
-    /// Returns the ids in the entry's token file, which need not be examined: each read checks them.
+    /// Returns the ids in the entry's token file; each read checks that they are in the vocabulary.
     TokenSequence ids(std::int64_t count, std::int64_t vocabulary) const;
 
   private:
