@@ -18,7 +18,7 @@ constexpr std::size_t cuda_overhead = std::size_t{256} << 20;
 // with one stack and one printf buffer for each resident thread, has about 500 MiB.
 constexpr std::size_t cuda_context = std::size_t{512} << 20;
 
-/// What is left of the limit on the address space (ulimit -v).
+/// Returns how many bytes the address space may still grow before it reaches its limit (ulimit -v).
 std::size_t rest_of_address_space() {
     rlimit limit{};
     if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)

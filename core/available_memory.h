@@ -6,9 +6,9 @@
 
 namespace gradtile {
 
-/// Returns the available memory in bytes. CPU: the memory that the kernel reports as available, or what is
-/// left of the limits of the control groups and of the address space, if that is less. CUDA: the free memory
-/// minus a reserve for memory that the memory plan does not count (kernels, library workspaces).
+/// Returns the available memory in bytes. CPU: the memory that the kernel reports as available; control
+/// groups and the limit on the address space may allow less. CUDA: the free memory minus a reserve for memory
+/// that the memory plan does not count (kernels, library workspaces).
 std::size_t available_memory(Device device);
 
 /// Returns the bytes that a process has in addition to its planned tensors. CUDA: the context and all that

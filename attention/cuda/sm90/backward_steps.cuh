@@ -27,7 +27,7 @@ struct KeyTask {
         int block;
         bool has_rows;
     };
-    /// What the producer writes to shared memory for the consumers: without row ranges, the task's number.
+    /// The producer writes it to shared memory for the consumers. Without row ranges it is the task's number.
     using Descriptor = std::conditional_t<Policy::has_ranges, RangedBlock, int>;
 
     __device__ static Descriptor take(const HopperBackwardParameters& p) {

@@ -5,8 +5,8 @@
 
 namespace gradtile::os {
 
-/// Returns the bytes that are left of the memory limits of this process' control groups, in both versions of
-/// control groups; the largest number if there is no limit. `root` is for tests.
+/// Returns how many bytes this process' control groups (version 1 or 2) still allow; the largest number if
+/// none has a memory limit. `root` is for tests.
 std::size_t rest_of_control_groups(const std::filesystem::path& root = "/");
 
 }  // namespace gradtile::os

@@ -172,7 +172,7 @@ TEST_F(TokenCache, DamageIsRefusedByName) {
                 HasSubstr(ids.string() + ": 4 bytes; expected "));
 }
 
-/// A changed byte of tokens, of places that stay in order, or of targets would train on other data.
+/// A run would train on other data if a byte of the ids, places or targets had changed.
 TEST_F(TokenCache, EachChangedByteIsRefused) {
     load_dataset(options_);
     for (const std::filesystem::path& file : {entry(".documents"), entry(".bin")}) {
