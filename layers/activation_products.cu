@@ -1,4 +1,5 @@
 // Products with GELU or SwiGLU by gradtile's kernels for Hopper.
+#include <gradtile/core/internal/unknown_enumerator.h>
 #include <gradtile/layers/internal/activation_products.h>
 #include <gradtile/core/gemm/device/launch.cuh>
 #include <gradtile/layers/device/product_epilogues.cuh>
@@ -8,78 +9,41 @@ namespace {
 
 using device::Order;
 
+/// Calls f(kernels) with the ProductKernels for this product and dtype. The forward products x W^T have the
+/// reduction as both operands' last axis; the gradients are dy W.
 template <class F>
-auto visit_16_bit(DType dtype, F&& f) {
-    return dtype == DType::bf16 ? f(TypeTag<bfloat16>{}) : f(TypeTag<float16>{});
-}
-
-/// Calls f(kernels) for x W^T, whose operands have the reduction as their last axis.
-template <class F>
-auto visit_forward(const ProductOperands& operands, F&& f) {
-    return visit_16_bit(operands.a.dtype(), [&]<class T>(TypeTag<T>) {
-        return f(ProductKernels<device::StoreGelu<T>, Order::reduction>{});
+auto visit_kernels(ActivationProduct product, const ProductOperands& operands, F&& f) {
+    return visit_operand_type(operands, [&]<class T>(TypeTag<T>) {
+        switch (product) {
+            case ActivationProduct::gelu:
+                return f(ProductKernels<device::StoreGelu<T>, Order::reduction>{});
+            case ActivationProduct::gelu_gradient:
+                if (operands.column_sums.defined())
+                    return f(ProductKernels<device::StoreGeluGradient<T, true>, Order::output>{});
+                return f(ProductKernels<device::StoreGeluGradient<T, false>, Order::output>{});
+            case ActivationProduct::swiglu:
+                return f(ProductKernels<device::StoreSwiGlu<T>, Order::reduction>{});
+            case ActivationProduct::swiglu_gradient:
+                return f(ProductKernels<device::StoreSwiGluGradient<T>, Order::output>{});
+        }
+        refuse_unknown("linear_activation: unknown product");
     });
 }
-
-/// Calls f(kernels) for dy W.
-template <class F>
-auto visit_backward(const ProductOperands& operands, F&& f) {
-    return visit_16_bit(operands.a.dtype(), [&]<class T>(TypeTag<T>) {
-        if (operands.column_sums.defined())
-            return f(ProductKernels<device::StoreGeluGradient<T, true>, Order::output>{});
-        return f(ProductKernels<device::StoreGeluGradient<T, false>, Order::output>{});
-    });
-}
-
-template <class F>
-auto visit_gated_forward(const ProductOperands& operands, F&& f) {
-    return visit_16_bit(operands.a.dtype(), [&]<class T>(TypeTag<T>) {
-        return f(ProductKernels<device::StoreSwiGlu<T>, Order::reduction>{});
-    });
-}
-template <class F>
-auto visit_gated_backward(const ProductOperands& operands, F&& f) {
-    return visit_16_bit(operands.a.dtype(), [&]<class T>(TypeTag<T>) {
-        return f(ProductKernels<device::StoreSwiGluGradient<T>, Order::output>{});
-    });
-}
-
-constexpr auto numbers_of = []<class Kernels>(Kernels) {
-    return std::span<const std::uint64_t>(Kernels::numbers);
-};
 
 }  // namespace
 
-std::span<const std::uint64_t> gelu_product_kernels(const ProductOperands& operands) {
-    if (operands.trans_a || !operands.trans_b || why_not_hopper_product(operands) != nullptr) return {};
-    return visit_forward(operands, numbers_of);
-}
-void run_gelu_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
-    visit_forward(operands, [&]<class Kernels>(Kernels) { Kernels::run(ctx, operands, kernel); });
-}
-
-std::span<const std::uint64_t> gelu_gradient_product_kernels(const ProductOperands& operands) {
-    if (operands.trans_a || operands.trans_b || why_not_hopper_product(operands) != nullptr) return {};
-    return visit_backward(operands, numbers_of);
-}
-void run_gelu_gradient_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
-    visit_backward(operands, [&]<class Kernels>(Kernels) { Kernels::run(ctx, operands, kernel); });
+std::span<const std::uint64_t> product_kernels(ActivationProduct product, const ProductOperands& operands) {
+    const bool is_forward = product == ActivationProduct::gelu || product == ActivationProduct::swiglu;
+    if (operands.trans_a || operands.trans_b != is_forward || why_not_hopper_product(operands) != nullptr)
+        return {};
+    return visit_kernels(product, operands, []<class Kernels>(Kernels) {
+        return std::span<const std::uint64_t>(Kernels::numbers);
+    });
 }
 
-std::span<const std::uint64_t> swiglu_product_kernels(const ProductOperands& operands) {
-    if (operands.trans_a || !operands.trans_b || why_not_hopper_product(operands) != nullptr) return {};
-    return visit_gated_forward(operands, numbers_of);
-}
-void run_swiglu_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
-    visit_gated_forward(operands, [&]<class Kernels>(Kernels) { Kernels::run(ctx, operands, kernel); });
-}
-
-std::span<const std::uint64_t> swiglu_gradient_product_kernels(const ProductOperands& operands) {
-    if (operands.trans_a || operands.trans_b || why_not_hopper_product(operands) != nullptr) return {};
-    return visit_gated_backward(operands, numbers_of);
-}
-void run_swiglu_gradient_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
-    visit_gated_backward(operands, [&]<class Kernels>(Kernels) { Kernels::run(ctx, operands, kernel); });
+void run_product(const Context& ctx, ActivationProduct product, const ProductOperands& operands,
+                 std::uint64_t kernel) {
+    visit_kernels(product, operands, [&]<class Kernels>(Kernels) { Kernels::run(ctx, operands, kernel); });
 }
 
 }  // namespace gradtile::cuda

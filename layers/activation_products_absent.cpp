@@ -3,28 +3,10 @@
 
 namespace gradtile::cuda {
 
-std::span<const std::uint64_t> gelu_product_kernels(const ProductOperands&) {
+std::span<const std::uint64_t> product_kernels(ActivationProduct, const ProductOperands&) {
     return {};
 }
-void run_gelu_product(const Context&, const ProductOperands&, std::uint64_t) {
-    throw Error("linear_activation: this build has no code for sm_90a");
-}
-std::span<const std::uint64_t> gelu_gradient_product_kernels(const ProductOperands&) {
-    return {};
-}
-void run_gelu_gradient_product(const Context&, const ProductOperands&, std::uint64_t) {
-    throw Error("linear_activation: this build has no code for sm_90a");
-}
-std::span<const std::uint64_t> swiglu_product_kernels(const ProductOperands&) {
-    return {};
-}
-void run_swiglu_product(const Context&, const ProductOperands&, std::uint64_t) {
-    throw Error("linear_activation: this build has no code for sm_90a");
-}
-std::span<const std::uint64_t> swiglu_gradient_product_kernels(const ProductOperands&) {
-    return {};
-}
-void run_swiglu_gradient_product(const Context&, const ProductOperands&, std::uint64_t) {
+void run_product(const Context&, ActivationProduct, const ProductOperands&, std::uint64_t) {
     throw Error("linear_activation: this build has no code for sm_90a");
 }
 

@@ -29,8 +29,10 @@ bool run_gelu_forward(const Context& ctx, const Tensor& y, const Tensor& hidden,
     return gemm_lt(ctx, y, x, weight, {.trans_b = true, .bias = bias},
                    {.gelu = GemmFusion::Gelu::forward, .hidden = hidden},
                    {.in_steps = in_steps,
-                    .kernels = gelu_product_kernels(operands),
-                    .run_kernel = [&](std::uint64_t kernel) { run_gelu_product(ctx, operands, kernel); }});
+                    .kernels = product_kernels(ActivationProduct::gelu, operands),
+                    .run_kernel = [&](std::uint64_t kernel) {
+                        run_product(ctx, ActivationProduct::gelu, operands, kernel);
+                    }});
 }
 
 bool run_swiglu_forward(const Context& ctx, const Tensor& y, const Tensor& hidden, const Tensor& x,
@@ -42,8 +44,10 @@ bool run_swiglu_forward(const Context& ctx, const Tensor& y, const Tensor& hidde
     return gemm_lt(ctx, y, x, weight, {.trans_b = true},
                    {.gated = GemmFusion::Gated::forward, .hidden = hidden},
                    {.in_steps = in_steps,
-                    .kernels = swiglu_product_kernels(operands),
-                    .run_kernel = [&](std::uint64_t kernel) { run_swiglu_product(ctx, operands, kernel); }});
+                    .kernels = product_kernels(ActivationProduct::swiglu, operands),
+                    .run_kernel = [&](std::uint64_t kernel) {
+                        run_product(ctx, ActivationProduct::swiglu, operands, kernel);
+                    }});
 }
 
 }  // namespace
@@ -77,12 +81,13 @@ bool run_gelu_backward(const Context& ctx, const SummedGradient& into, const Ten
     const auto sum_columns = [&] {
         if (column_sums.defined()) cuda::sum_columns(ctx, column_sums, d_hidden);
     };
-    return gemm_lt(
-        ctx, d_hidden, dy, weight, {}, {.gelu = GemmFusion::Gelu::backward, .hidden = hidden},
-        {.in_steps = in_steps,
-         .after_library = sum_columns,
-         .kernels = gelu_gradient_product_kernels(operands),
-         .run_kernel = [&](std::uint64_t kernel) { run_gelu_gradient_product(ctx, operands, kernel); }});
+    return gemm_lt(ctx, d_hidden, dy, weight, {}, {.gelu = GemmFusion::Gelu::backward, .hidden = hidden},
+                   {.in_steps = in_steps,
+                    .after_library = sum_columns,
+                    .kernels = product_kernels(ActivationProduct::gelu_gradient, operands),
+                    .run_kernel = [&](std::uint64_t kernel) {
+                        run_product(ctx, ActivationProduct::gelu_gradient, operands, kernel);
+                    }});
 }
 
 bool run_swiglu_backward(const Context& ctx, const Tensor& d_hidden, const Tensor& dy, const Tensor& weight,
@@ -92,11 +97,12 @@ bool run_swiglu_backward(const Context& ctx, const Tensor& d_hidden, const Tenso
                                    .b = {weight},
                                    .to = {half_of(d_hidden, 1, 0), half_of(d_hidden, 1, 1)},
                                    .with = {half_of(hidden, 1, 0), half_of(hidden, 1, 1)}};
-    return gemm_lt(
-        ctx, d_activated, dy, weight, {}, {.gated = GemmFusion::Gated::backward, .hidden = hidden},
-        {.in_steps = in_steps,
-         .kernels = swiglu_gradient_product_kernels(operands),
-         .run_kernel = [&](std::uint64_t kernel) { run_swiglu_gradient_product(ctx, operands, kernel); }});
+    return gemm_lt(ctx, d_activated, dy, weight, {}, {.gated = GemmFusion::Gated::backward, .hidden = hidden},
+                   {.in_steps = in_steps,
+                    .kernels = product_kernels(ActivationProduct::swiglu_gradient, operands),
+                    .run_kernel = [&](std::uint64_t kernel) {
+                        run_product(ctx, ActivationProduct::swiglu_gradient, operands, kernel);
+                    }});
 }
 
 }  // namespace

@@ -12,12 +12,10 @@ using device::Order;
 /// its output, x W^T plus a bias (zeros when there is none), and the gradient of x, dy W.
 template <class F>
 auto visit_kernels(const ProductOperands& operands, F&& f) {
-    const auto visit_type = [&]<class T>(TypeTag<T>) {
+    return visit_operand_type(operands, [&]<class T>(TypeTag<T>) {
         if (operands.trans_b) return f(ProductKernels<device::StoreProduct<T, true>, Order::reduction>{});
         return f(ProductKernels<device::StoreProduct<T, false>, Order::output>{});
-    };
-    return operands.a.dtype() == DType::bf16 ? visit_type(TypeTag<bfloat16>{})
-                                             : visit_type(TypeTag<float16>{});
+    });
 }
 
 }  // namespace

@@ -21,6 +21,7 @@
 namespace gradtile {
 namespace {
 
+using cuda::ActivationProduct;
 using cuda::ProductOperands;
 using test::epsilon_of;
 
@@ -53,14 +54,14 @@ TEST_F(ActivationProducts, GeluEqualsASeparatePassOverHidden) {
                 operands.to[1] = y;
                 if (has_bias) operands.bias = randn(gpu(), {out}, type, Seed{3});
                 if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
-                const auto kernels = cuda::gelu_product_kernels(operands);
+                const auto kernels = cuda::product_kernels(ActivationProduct::gelu, operands);
                 ASSERT_FALSE(kernels.empty());
                 const auto expected = product(operands, false), sizes = product(operands, true);
                 const auto bias = has_bias ? to_host(gpu(), operands.bias) : std::vector<double>(out, 0.0);
                 for (const std::uint64_t kernel : kernels) {
                     fill(gpu(), hidden, std::nan(""));
                     fill(gpu(), y, std::nan(""));
-                    cuda::run_gelu_product(gpu(), operands, kernel);
+                    cuda::run_product(gpu(), ActivationProduct::gelu, operands, kernel);
                     const auto got = to_host(gpu(), hidden);
                     for (std::size_t i = 0; i < got.size(); ++i) {
                         const double b = bias[i % static_cast<std::size_t>(out)], want = expected[i] + b;
@@ -102,14 +103,14 @@ TEST_F(ActivationProducts, GeluGradientAndItsColumnSums) {
                 operands.with[0] = randn(gpu(), {rows, out}, type, Seed{3});
                 if (with_sums) operands.column_sums = empty_column_sums(gpu(), d_hidden);
                 if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
-                const auto kernels = cuda::gelu_gradient_product_kernels(operands);
+                const auto kernels = cuda::product_kernels(ActivationProduct::gelu_gradient, operands);
                 ASSERT_FALSE(kernels.empty());
                 const auto expected = product(operands, false), sizes = product(operands, true);
                 const auto hidden = to_host(gpu(), operands.with[0]);
                 for (const std::uint64_t kernel : kernels) {
                     fill(gpu(), d_hidden, std::nan(""));
                     if (with_sums) fill(gpu(), operands.column_sums, std::nan(""));
-                    cuda::run_gelu_gradient_product(gpu(), operands, kernel);
+                    cuda::run_product(gpu(), ActivationProduct::gelu_gradient, operands, kernel);
                     const auto got = to_host(gpu(), d_hidden);
                     for (std::size_t i = 0; i < got.size(); ++i) {
                         const double slope = gelu_slope(hidden[i]), want = expected[i] * slope;
@@ -150,14 +151,14 @@ TEST_F(ActivationProducts, SwiGluEqualsASeparatePassOverGateAndUp) {
                                      .trans_b = true,
                                      .to = {hidden.slice(1, 0, out), hidden.slice(1, out, out), y}};
             if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
-            const auto kernels = cuda::swiglu_product_kernels(operands);
+            const auto kernels = cuda::product_kernels(ActivationProduct::swiglu, operands);
             ASSERT_FALSE(kernels.empty());
             const ProductOperands both{.a = operands.a, .b = {weight}, .trans_b = true, .to = {hidden}};
             const auto expected = product(both, false), sizes = product(both, true);
             for (const std::uint64_t kernel : kernels) {
                 fill(gpu(), hidden, std::nan(""));
                 fill(gpu(), y, std::nan(""));
-                cuda::run_swiglu_product(gpu(), operands, kernel);
+                cuda::run_product(gpu(), ActivationProduct::swiglu, operands, kernel);
                 const auto got = to_host(gpu(), hidden);
                 for (std::size_t i = 0; i < got.size(); ++i) {
                     const double bound = static_cast<double>(in + 3) * 0x1p-23 * sizes[i] +
@@ -189,13 +190,13 @@ TEST_F(ActivationProducts, SwiGluGradient) {
                                      .to = {d_hidden.slice(1, 0, out), d_hidden.slice(1, out, out)},
                                      .with = {hidden.slice(1, 0, out), hidden.slice(1, out, out)}};
             if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
-            const auto kernels = cuda::swiglu_gradient_product_kernels(operands);
+            const auto kernels = cuda::product_kernels(ActivationProduct::swiglu_gradient, operands);
             ASSERT_FALSE(kernels.empty());
             const auto expected = product(operands, false), sizes = product(operands, true);
             const auto hiddens = to_host(gpu(), hidden);
             for (const std::uint64_t kernel : kernels) {
                 fill(gpu(), d_hidden, std::nan(""));
-                cuda::run_swiglu_gradient_product(gpu(), operands, kernel);
+                cuda::run_product(gpu(), ActivationProduct::swiglu_gradient, operands, kernel);
                 const auto got = to_host(gpu(), d_hidden);
                 for (std::int64_t r = 0; r < rows; ++r)
                     for (std::int64_t o = 0; o < out; ++o) {
@@ -233,9 +234,9 @@ TEST_F(ActivationProducts, NanChangesTheSumOfItsColumnOnly) {
         operands.column_sums = empty_column_sums(gpu(), operands.to[0]);
         if (const char* reason = cuda::why_not_hopper_product(operands)) GTEST_SKIP() << reason;
         fill(gpu(), operands.with[0].slice(0, row, 1).slice(1, column, 1), std::nan(""));
-        for (const std::uint64_t kernel : cuda::gelu_gradient_product_kernels(operands)) {
+        for (const std::uint64_t kernel : cuda::product_kernels(ActivationProduct::gelu_gradient, operands)) {
             fill(gpu(), operands.column_sums, 0.0);
-            cuda::run_gelu_gradient_product(gpu(), operands, kernel);
+            cuda::run_product(gpu(), ActivationProduct::gelu_gradient, operands, kernel);
             const auto d_hidden = to_host(gpu(), operands.to[0]), sums = to_host(gpu(), operands.column_sums);
             for (std::int64_t i = 0; i < rows * out; ++i)
                 ASSERT_EQ(std::isnan(d_hidden[i]), i == row * out + column)
@@ -289,18 +290,18 @@ class ActivationProductsRepeated : public ActivationProducts,
 TEST_P(ActivationProductsRepeated, SwiGluGradientsHaveTheSameBits) {
     const ProductOperands gated = operands(true);
     if (const char* reason = cuda::why_not_hopper_product(gated)) GTEST_SKIP() << reason;
-    for (const std::uint64_t kernel : cuda::swiglu_gradient_product_kernels(gated))
+    for (const std::uint64_t kernel : cuda::product_kernels(ActivationProduct::swiglu_gradient, gated))
         check_runs({gated.to[0], gated.to[1]}, kernel,
-                   [&] { cuda::run_swiglu_gradient_product(gpu(), gated, kernel); });
+                   [&] { cuda::run_product(gpu(), ActivationProduct::swiglu_gradient, gated, kernel); });
 }
 
 TEST_P(ActivationProductsRepeated, GeluGradientsAndColumnSumsHaveTheSameBits) {
     ProductOperands plain = operands(false);
     if (const char* reason = cuda::why_not_hopper_product(plain)) GTEST_SKIP() << reason;
     plain.column_sums = empty_column_sums(gpu(), plain.to[0]);
-    for (const std::uint64_t kernel : cuda::gelu_gradient_product_kernels(plain))
+    for (const std::uint64_t kernel : cuda::product_kernels(ActivationProduct::gelu_gradient, plain))
         check_runs({plain.to[0], plain.column_sums}, kernel,
-                   [&] { cuda::run_gelu_gradient_product(gpu(), plain, kernel); });
+                   [&] { cuda::run_product(gpu(), ActivationProduct::gelu_gradient, plain, kernel); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Reductions, ActivationProductsRepeated, testing::Values(64, 200, 904));

@@ -56,6 +56,12 @@ constexpr std::array<bool, product_tile_count> existing_tiles() {
 
 }  // namespace detail
 
+/// Calls f(TypeTag<T>{}) with the operands' C++ type.
+template <class F>
+auto visit_operand_type(const ProductOperands& operands, F&& f) {
+    return operands.a.dtype() == DType::bf16 ? f(TypeTag<bfloat16>{}) : f(TypeTag<float16>{});
+}
+
 /// An epilogue's kernels for B operands with this order.
 template <class Epilogue, device::Order order_b>
 class ProductKernels {
