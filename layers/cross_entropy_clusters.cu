@@ -370,12 +370,12 @@ bool launch_clusters_of_rows(const Context& ctx, const CrossEntropy<L, Cap>& c) 
     const std::int64_t clusters = std::min<std::int64_t>(c.rows, clusters_at_once<L, Cap, Tiles>(cluster));
     if (clusters == 0) return false;
     const ClusterRows<L, Cap> rows{c, cluster, static_cast<int>(ceil_div(vectors, std::int64_t{cluster}))};
-    launch_clusters(ctx, kernel, dim3(static_cast<unsigned>(clusters * cluster)),
-                    static_cast<unsigned>(cluster),
-                    Block{.threads = Tiles::threads + 32,
-                          .shared_bytes = static_cast<std::size_t>(Tiles::bytes),
-                          .starts_early = true},
-                    rows);
+    launch(ctx, kernel, dim3(static_cast<unsigned>(clusters * cluster)),
+           Block{.threads = Tiles::threads + 32,
+                 .shared_bytes = static_cast<std::size_t>(Tiles::bytes),
+                 .starts_early = true,
+                 .cluster = static_cast<unsigned>(cluster)},
+           rows);
     return true;
 }
 

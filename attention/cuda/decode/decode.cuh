@@ -344,11 +344,11 @@ __global__ void __launch_bounds__(Thread::Block::threads, Thread::Block::blocks_
 }
 
 /// Nothing if the kernel has no clusters on the current device.
-inline std::optional<ClustersAtOnce> clusters_at_once(const void* kernel,
-                                                      const gradtile::cuda::Block& block) {
+inline std::optional<ClustersAtOnce> clusters_by_size(const void* kernel, gradtile::cuda::Block block) {
     if (!gradtile::cuda::has_clusters(kernel)) return {};
     const auto of = [&](unsigned cluster) {
-        return gradtile::cuda::clusters_at_once(kernel, cluster, block);
+        block.cluster = cluster;
+        return gradtile::cuda::clusters_at_once(kernel, block);
     };
     return ClustersAtOnce{.of_2 = of(2), .of_4 = of(4), .of_8 = of(8)};
 }
@@ -358,11 +358,11 @@ template <class Thread>
 void launch_decode(const Context& ctx, const DecodeProblem& problem, DecodePlan plan,
                    typename Thread::Parameters p) {
     const auto kernel = decode_kernel<Thread>;
-    const gradtile::cuda::Block block{.threads = Thread::Block::threads,
-                                      .shared_bytes = sizeof(typename Thread::Shared),
-                                      .starts_early = true};
+    gradtile::cuda::Block block{.threads = Thread::Block::threads,
+                                .shared_bytes = sizeof(typename Thread::Shared),
+                                .starts_early = true};
     gradtile::cuda::use_device(ctx.device());
-    const auto at_once = clusters_at_once(reinterpret_cast<const void*>(kernel), block);
+    const auto at_once = clusters_by_size(reinterpret_cast<const void*>(kernel), block);
     if (at_once) {
         plan.divide_keys(problem, *at_once);
         p.cheap_splits = plan.cluster;
@@ -371,7 +371,8 @@ void launch_decode(const Context& ctx, const DecodeProblem& problem, DecodePlan 
     const dim3 grid(static_cast<unsigned>(plan.splits),
                     static_cast<unsigned>(problem.kv_heads * plan.query_sets),
                     static_cast<unsigned>(problem.texts));
-    gradtile::cuda::launch_clusters(ctx, kernel, grid, 1u << p.cluster_log2, block, p);
+    block.cluster = 1u << p.cluster_log2;
+    gradtile::cuda::launch(ctx, kernel, grid, block, p);
 }
 
 }  // namespace gradtile::attention::cuda::decoding

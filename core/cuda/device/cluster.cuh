@@ -1,7 +1,6 @@
 #pragma once
 /// Thread block clusters: neighbouring grid blocks that run at the same time and store into each other's
 /// shared memory. In code that was compiled for an architecture before Hopper, a cluster has one block.
-#include <array>
 #include <map>
 #include <tuple>
 
@@ -23,7 +22,7 @@ namespace device {
 /// values.
 ///
 /// send() needs a launch as a cluster, also if the cluster has one block: in a kernel that is launched
-/// without clusters, st.async is an illegal instruction. launch_clusters() with `cluster` 1 launches without
+/// without clusters, st.async is an illegal instruction. launch() with Block::cluster 1 launches without
 /// clusters.
 ///
 /// Thread 0 calls initialize() and then every thread begin(). After every thread has called
@@ -96,60 +95,33 @@ class ClusterReceiver {
 
 }  // namespace device
 
-/// Launches kernel(arguments...) with `cluster` blocks per cluster, at most 8, along the grid's first axis,
-/// whose length must be a multiple of `cluster`. A kernel for an older architecture has one block per
-/// cluster.
-template <class... Parameters, class... Arguments>
-void launch_clusters(const Context& ctx, void (*kernel)(Parameters...), dim3 grid, unsigned cluster,
-                     Block block, Arguments&&... arguments) {
-    use_device(ctx.device());
-    grant_shared_memory(reinterpret_cast<const void*>(kernel), block);
-    std::array<cudaLaunchAttribute, 2> attributes{};
-    unsigned count = 0;
-    if (block.starts_early && starts_early(reinterpret_cast<const void*>(kernel))) {
-        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    if (cluster > 1) {
-        attributes[count].id = cudaLaunchAttributeClusterDimension;
-        attributes[count++].val.clusterDim = {.x = cluster, .y = 1, .z = 1};
-    }
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(block.threads);
-    config.dynamicSmemBytes = block.shared_bytes;
-    config.stream = static_cast<cudaStream_t>(ctx.stream());
-    config.attrs = attributes.data();
-    config.numAttrs = count;
-    cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
-}
-
 /// Whether a kernel may be launched with clusters on the current device.
 inline bool has_clusters(const void* kernel) {
     return starts_early(kernel);  // Hopper introduced clusters and early starts
 }
 
-/// How many clusters of `cluster` blocks run at the same time on the current device, for a kernel with
+/// How many clusters of block.cluster blocks run at the same time on the current device, for a kernel with
 /// has_clusters().
-inline int clusters_at_once(const void* kernel, unsigned cluster, Block block) {
+inline int clusters_at_once(const void* kernel, const Block& block) {
     int device = 0;
     cuda_check(cudaGetDevice(&device));
     thread_local std::map<std::tuple<const void*, unsigned, int>, int>
         known;  // asking takes longer than a launch
-    if (const auto entry = known.find({kernel, cluster, device}); entry != known.end()) return entry->second;
+    if (const auto entry = known.find({kernel, block.cluster, device}); entry != known.end())
+        return entry->second;
     grant_shared_memory(kernel, block);
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {.x = cluster, .y = 1, .z = 1};
+    attribute.val.clusterDim = {.x = block.cluster, .y = 1, .z = 1};
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(cluster);
+    config.gridDim = dim3(block.cluster);
     config.blockDim = dim3(block.threads);
     config.dynamicSmemBytes = block.shared_bytes;
     config.attrs = &attribute;
     config.numAttrs = 1;
     int count = 0;
     cuda_check(cudaOccupancyMaxActiveClusters(&count, kernel, &config));
-    return known[{kernel, cluster, device}] = count;
+    return known[{kernel, block.cluster, device}] = count;
 }
 
 }  // namespace gradtile::cuda

@@ -2,6 +2,7 @@
 /// Checked kernel launches on the context's stream. A kernel may start before its predecessor in the stream
 /// has ended.
 #include <algorithm>
+#include <array>
 #include <map>
 #include <utility>
 
@@ -19,6 +20,7 @@ struct Block {
     unsigned threads;
     std::size_t shared_bytes = 0;  ///< dynamic shared memory, in addition to the kernel's arrays
     bool starts_early = false;     ///< the kernel begins with await_predecessor()
+    unsigned cluster = 1;          ///< blocks per cluster, at most 8, along the grid's first axis
 };
 
 namespace device {
@@ -70,21 +72,29 @@ inline void grant_shared_memory(const void* kernel, const Block& block) {
                                         static_cast<int>(block.shared_bytes)));
 }
 
-/// Launches kernel(arguments...) with `grid` blocks on the current device.
+/// Launches kernel(arguments...) with `grid` blocks on the current device. The grid's first axis must be a
+/// multiple of block.cluster, which is 1 for kernels without has_clusters() (cluster.cuh).
 template <class... Parameters, class... Arguments>
 void launch_on(cudaStream_t stream, void (*kernel)(Parameters...), dim3 grid, Block block,
                Arguments&&... arguments) {
     grant_shared_memory(reinterpret_cast<const void*>(kernel), block);
-    cudaLaunchAttribute early{};
-    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    early.val.programmaticStreamSerializationAllowed = 1;
+    std::array<cudaLaunchAttribute, 2> attributes{};
+    unsigned count = 0;
+    if (block.starts_early && starts_early(reinterpret_cast<const void*>(kernel))) {
+        attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (block.cluster > 1) {
+        attributes[count].id = cudaLaunchAttributeClusterDimension;
+        attributes[count++].val.clusterDim = {.x = block.cluster, .y = 1, .z = 1};
+    }
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = dim3(block.threads);
     config.dynamicSmemBytes = block.shared_bytes;
     config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = block.starts_early && starts_early(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
+    config.attrs = attributes.data();
+    config.numAttrs = count;
     cuda_check(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...));
 }
 
