@@ -5,9 +5,6 @@
 // stage ring, which one warp fills by bulk copies and the other warps consume in two passes: first the
 // softmax, then the gradient, which frees the stages. The ring is larger than a row part, and freed stages
 // are filled with the next rows at once. So global memory is read during both passes.
-#include <map>
-#include <utility>
-
 #include <gradtile/core/tensor.h>
 #include <gradtile/core/cuda/device/cluster.cuh>
 #include <gradtile/core/cuda/device/cluster_copy.cuh>
@@ -320,28 +317,6 @@ __global__ void __launch_bounds__(Tiles::threads + 32, Tiles::blocks)
 #endif
 }
 
-/// How many clusters can run at the same time.
-template <class L, class Cap, class Tiles>
-int clusters_at_once(int cluster) {
-    constexpr auto kernel = cross_entropy_clusters_kernel<L, Cap, Tiles>;
-    int device = 0;
-    cuda_check(cudaGetDevice(&device));
-    thread_local std::map<std::pair<int, int>, int> known;  // asking CUDA takes longer than a launch
-    if (const auto found = known.find({device, cluster}); found != known.end()) return found->second;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {.x = static_cast<unsigned>(cluster), .y = 1, .z = 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(cluster));
-    config.blockDim = dim3(Tiles::threads + 32);
-    config.dynamicSmemBytes = Tiles::bytes;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int clusters = 0;
-    cuda_check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
-    return known[{device, cluster}] = clusters;
-}
-
 /// How many blocks share a row; 0 if the row does not fit in the largest cluster.
 template <class Tiles>
 int cluster_for(std::int64_t row_vectors) {
@@ -366,16 +341,15 @@ bool launch_clusters_of_rows(const Context& ctx, const CrossEntropy<L, Cap>& c) 
         !has_clusters(reinterpret_cast<const void*>(kernel)) ||
         shared_memory_of_a_block() < Tiles::bytes + Tiles::bytes_of_barriers)
         return false;
-    cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tiles::bytes));
-    const std::int64_t clusters = std::min<std::int64_t>(c.rows, clusters_at_once<L, Cap, Tiles>(cluster));
+    const Block block{.threads = Tiles::threads + 32,
+                      .shared_bytes = static_cast<std::size_t>(Tiles::bytes),
+                      .starts_early = true,
+                      .cluster = static_cast<unsigned>(cluster)};
+    const std::int64_t clusters =
+        std::min<std::int64_t>(c.rows, clusters_at_once(reinterpret_cast<const void*>(kernel), block));
     if (clusters == 0) return false;
     const ClusterRows<L, Cap> rows{c, cluster, static_cast<int>(ceil_div(vectors, std::int64_t{cluster}))};
-    launch(ctx, kernel, dim3(static_cast<unsigned>(clusters * cluster)),
-           Block{.threads = Tiles::threads + 32,
-                 .shared_bytes = static_cast<std::size_t>(Tiles::bytes),
-                 .starts_early = true,
-                 .cluster = static_cast<unsigned>(cluster)},
-           rows);
+    launch(ctx, kernel, dim3(static_cast<unsigned>(clusters * cluster)), block, rows);
     return true;
 }
 
