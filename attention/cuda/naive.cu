@@ -16,6 +16,7 @@
 #include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/reduce.cuh>
 
 namespace gradtile::attention::cuda {
 namespace {
@@ -29,8 +30,7 @@ constexpr int warps_per_row = threads_per_row / 32;
 template <class A, class Combine>
 __device__ A reduce_over_block(A value, Combine combine) {
     __shared__ A warp_values[warps_per_row];
-    for (int distance = 16; distance > 0; distance /= 2)
-        value = combine(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    value = core_device::reduce_lanes<32>(value, combine);
     __syncthreads();  // all threads have read the previous reduction's values
     if (threadIdx.x % 32 == 0) warp_values[threadIdx.x / 32] = value;
     __syncthreads();

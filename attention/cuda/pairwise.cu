@@ -17,6 +17,7 @@
 #include <gradtile/attention/cuda/common/row_statistics.cuh>
 #include <gradtile/attention/cuda/common/score_rule.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/reduce.cuh>
 
 namespace gradtile::attention::cuda {
 namespace {
@@ -64,17 +65,11 @@ __device__ A dot(const A* a, const A* b, int n) {
 /// Reduce `value` over the threads that share a tile row.
 template <int tile, class A>
 __device__ A row_max(A value) {
-    for (int distance = tile / 2; distance > 0; distance /= 2) {
-        const A other = __shfl_xor_sync(0xffffffffu, value, distance);
-        value = other > value ? other : value;
-    }
-    return value;
+    return reduce_lanes<tile>(value, [](A a, A b) { return b > a ? b : a; });
 }
 template <int tile, class A>
 __device__ A row_sum(A value) {
-    for (int distance = tile / 2; distance > 0; distance /= 2)
-        value += __shfl_xor_sync(0xffffffffu, value, distance);
-    return value;
+    return reduce_lanes<tile>(value, Sum{});
 }
 
 /// Accumulators for one result row. Each thread holds columns y, y + tile, ..

@@ -4,28 +4,13 @@
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
+#include <gradtile/core/cuda/device/reduce.cuh>
 
 namespace gradtile::cuda {
 namespace {
 
-constexpr int warp = 32;
 constexpr int threads_of_partial = 256;
 constexpr int threads_of_total = 1024;
-
-/// Returns the sum over the thread block, in thread 0.
-template <int threads>
-__device__ double block_sum(double sum) {
-    __shared__ double warp_sums[threads / warp];
-    for (int distance = warp / 2; distance > 0; distance /= 2)
-        sum += __shfl_down_sync(0xffffffffu, sum, distance);
-    if (threadIdx.x % warp == 0) warp_sums[threadIdx.x / warp] = sum;
-    __syncthreads();
-    if (threadIdx.x >= warp) return 0.0;
-    sum = threadIdx.x < threads / warp ? warp_sums[threadIdx.x] : 0.0;
-    for (int distance = warp / 2; distance > 0; distance /= 2)
-        sum += __shfl_down_sync(0xffffffffu, sum, distance);
-    return sum;
-}
 
 /// Writes to partial[b] the sum of squares of the b-th norm_block elements.
 template <class T>
@@ -51,7 +36,7 @@ __global__ void __launch_bounds__(threads_of_partial)
         for (int j = 0; j < width; ++j) add(vector[j]);
     }
     for (int i = vectors * width + threadIdx.x; i < count; i += threads_of_partial) add(elements[i]);
-    sum = block_sum<threads_of_partial>(sum);
+    sum = device::reduce_team<threads_of_partial>(sum, device::Sum{});
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
 
@@ -60,7 +45,7 @@ __global__ void __launch_bounds__(threads_of_total)
     double sum = 0.0;
     device::await_predecessor();
     for (std::int64_t i = threadIdx.x; i < count; i += threads_of_total) sum += partial[i];
-    sum = block_sum<threads_of_total>(sum);
+    sum = device::reduce_team<threads_of_total>(sum, device::Sum{});
     if (threadIdx.x == 0) *total = root ? sqrt(sum) : sum;
 }
 

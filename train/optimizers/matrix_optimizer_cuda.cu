@@ -7,6 +7,7 @@
 #include <gradtile/core/cuda/device/launch.cuh>
 #include <gradtile/core/cuda/device/master_weights.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
+#include <gradtile/core/cuda/device/reduce.cuh>
 #include <gradtile/train/optimizers/internal/moment_blocks.cuh>
 
 namespace gradtile::cuda {
@@ -38,17 +39,11 @@ __device__ const device::Packed<T, width>& elements_at(const T* from) {
     return *reinterpret_cast<const device::Packed<T, width>*>(from);
 }
 
-/// Lane 0 returns the sum over a warp's threads, which is computed in a fixed order.
-__device__ double warp_sum_of(double sum) {
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffff, sum, offset);
-    return sum;
-}
-
 /// Thread 0 returns the sum over a block's threads, which is computed in a fixed order.
 __device__ double block_sum(double sum) {
     __shared__ double warp_sum[threads_per_block / 32];
     __syncthreads();  // thread 0 has read the sums of an earlier call
-    sum = warp_sum_of(sum);
+    sum = device::reduce_lanes<32>(sum, device::Sum{});
     if (threadIdx.x % 32 == 0) warp_sum[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x == 0)
@@ -235,7 +230,7 @@ __global__ void __launch_bounds__(threads_per_block)
         double sum = 0.0;
         for (std::int64_t i = lane * width; i < cols; i += 32 * width)
             sum += squares_of<width>(elements_at<width>(update + i));
-        sum = warp_sum_of(sum);
+        sum = device::reduce_lanes<32>(sum, device::Sum{});
         if (lane != 0) continue;
         Real moment = moments[row];
         if (!refused) {

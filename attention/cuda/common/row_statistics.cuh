@@ -7,6 +7,7 @@
 #include <gradtile/attention/cuda/common/softmax.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
+#include <gradtile/core/cuda/device/reduce.cuh>
 
 namespace gradtile::attention::cuda::device {
 
@@ -79,8 +80,7 @@ __global__ void __launch_bounds__(statistics_threads)
             }
         }
     }
-    for (int distance = statistics_lanes / 2; distance > 0; distance /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    sum = reduce_lanes<statistics_lanes>(sum, Sum{});
     if (lane != 0 || row >= p.rows) return;
     const A infinity = static_cast<A>(HUGE_VAL);
     const bool sees_keys = p.lse[row] != -infinity;

@@ -8,6 +8,7 @@
 
 #include <gradtile/attention/cuda/literature/problem.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
+#include <gradtile/core/cuda/device/reduce.cuh>
 
 namespace gradtile::attention::cuda::tiled {
 
@@ -50,14 +51,10 @@ struct ThreadTiles {
     }
     /// Reduce over a half-warp's lanes.
     __device__ __forceinline__ static A row_max(A x) {
-#pragma unroll
-        for (int distance = 8; distance > 0; distance /= 2) x = max(x, __shfl_xor_sync(~0u, x, distance));
-        return x;
+        return reduce_lanes<16>(x, [](A a, A b) { return max(a, b); });
     }
     __device__ __forceinline__ static A row_sum(A x) {
-#pragma unroll
-        for (int distance = 8; distance > 0; distance /= 2) x += __shfl_xor_sync(~0u, x, distance);
-        return x;
+        return reduce_lanes<16>(x, Sum{});
     }
 
     /// Copies a tile with `tile_rows` rows. `step` threads share the copy, and `thread` is this thread's
