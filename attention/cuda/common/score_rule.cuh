@@ -189,16 +189,11 @@ __device__ __forceinline__ void add_distance_terms(FragmentC (&s)[m_tiles][n_til
     constexpr int sign = rows_are == RowsAre::queries ? 1 : -1;
     const int from_lane = sign * (lane_index() / 4 - lane_index() % 4 * 2);
     const auto distance = static_cast<float>(row + static_cast<int>(rule.offset) - key + from_lane);
-#pragma unroll
-    for (int m = 0; m < m_tiles; ++m)
-#pragma unroll
-        for (int n = 0; n < n_tiles; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                const int step = sign * (m * 16 + e / 2 * 8 - n * 8 - e % 2);
-                s[m][n][e] = rule.formula.template add_distance_terms<FastMath>(
-                    s[m][n][e], distance + static_cast<float>(step));
-            }
+    for_each_element(s, [&](float& score, int m, int n, int e) {
+        const int step = sign * (m * 16 + e / 2 * 8 - n * 8 - e % 2);
+        score =
+            rule.formula.template add_distance_terms<FastMath>(score, distance + static_cast<float>(step));
+    });
 }
 
 /// Adds the formula's terms and the biases, the last bias first, as score_of() does. (row, key) is the warp's

@@ -147,16 +147,6 @@ __device__ __forceinline__ void multiply_at_b(FragmentC (&c)[m_tiles][n_tiles], 
     }
 }
 
-template <int m_tiles, int n_tiles>
-__device__ __forceinline__ void clear(FragmentC (&c)[m_tiles][n_tiles]) {
-#pragma unroll
-    for (int m = 0; m < m_tiles; ++m)
-#pragma unroll
-        for (int n = 0; n < n_tiles; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) c[m][n][e] = 0;
-}
-
 /// Calls f(element, m, n, e) for every accumulator element.
 template <int m_tiles, int n_tiles, class F>
 __device__ __forceinline__ void for_each_element(FragmentC (&c)[m_tiles][n_tiles], F&& f) {
@@ -168,15 +158,15 @@ __device__ __forceinline__ void for_each_element(FragmentC (&c)[m_tiles][n_tiles
             for (int e = 0; e < 4; ++e) f(c[m][n][e], m, n, e);
 }
 
+template <int m_tiles, int n_tiles>
+__device__ __forceinline__ void clear(FragmentC (&c)[m_tiles][n_tiles]) {
+    for_each_element(c, [](float& element, int, int, int) { element = 0; });
+}
+
 /// c *= factor.
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void scale(FragmentC (&c)[m_tiles][n_tiles], float factor) {
-#pragma unroll
-    for (int m = 0; m < m_tiles; ++m)
-#pragma unroll
-        for (int n = 0; n < n_tiles; ++n)
-#pragma unroll
-            for (float& element : c[m][n]) element *= factor;
+    for_each_element(c, [&](float& element, int, int, int) { element *= factor; });
 }
 
 /// Multiplies a lane's row i by factor[i]. In row tile m, i = 2 m is row lane/4, and i = 2 m + 1 is row
@@ -184,12 +174,7 @@ __device__ __forceinline__ void scale(FragmentC (&c)[m_tiles][n_tiles], float fa
 template <int m_tiles, int n_tiles>
 __device__ __forceinline__ void scale_rows(FragmentC (&c)[m_tiles][n_tiles],
                                            const float (&factor)[2 * m_tiles]) {
-#pragma unroll
-    for (int m = 0; m < m_tiles; ++m)
-#pragma unroll
-        for (int n = 0; n < n_tiles; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) c[m][n][e] *= factor[2 * m + e / 2];
+    for_each_element(c, [&](float& element, int m, int, int e) { element *= factor[2 * m + e / 2]; });
 }
 
 /// Rounds 16 accumulator columns to operand A for the next product.

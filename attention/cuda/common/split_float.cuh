@@ -223,13 +223,9 @@ __device__ __forceinline__ void multiply_split_a_bt(FragmentC (&c)[m_tiles][n_ti
             load_b<false>(fragment_b, b, row_b, k);
             sum.add_product(fragment_a, fragment_b);
         }
-#pragma unroll
-        for (int m = 0; m < m_tiles; ++m)
-#pragma unroll
-            for (int n = 0; n < n_tiles; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    c[m][n][e] = begin == 0 ? sum.value(m, n, e) : c[m][n][e] + sum.value(m, n, e);
+        for_each_element(c, [&](float& element, int m, int n, int e) {
+            element = begin == 0 ? sum.value(m, n, e) : element + sum.value(m, n, e);
+        });
     }
 }
 
