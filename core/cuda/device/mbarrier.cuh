@@ -6,7 +6,6 @@
 /// announced bytes have been copied. A wait names a phase by its parity, so a waiter may be at most one phase
 /// behind.
 #include <cstdint>
-#include <cstdio>
 
 #include <gradtile/core/cuda/device/async_copy.cuh>
 
@@ -38,23 +37,10 @@ class Barrier {
     /// Waits until the current phase ends if it has this parity. Returns at once if the current phase has the
     /// other parity.
     __device__ __forceinline__ void wait(int parity) const {
-#ifdef GRADTILE_BOUNDED_WAITS
-        // Only a defect reaches this limit. The limit is off by default: in a kernel that contains a trap,
-        // nvcc 13.0 lets a warpgroup use no more registers than at launch, so the kernel spills.
-        for (int polls = 0; !has_ended(parity); ++polls) {
-            if (polls < 1 << 20) continue;
-            printf("block %u, thread %u: the barrier at %u does not end a phase of parity %d\n", blockIdx.x,
-                   threadIdx.x, memory_, parity);
-            __trap();
-        }
-#else
         while (!has_ended(parity)) {
         }
-#endif
     }
-    __device__ __forceinline__ std::uint32_t memory() const {
-        return memory_;
-    }
+    __device__ __forceinline__ std::uint32_t memory() const { return memory_; }
 
   private:
     /// Waits for a limited time, which the hardware chooses.
