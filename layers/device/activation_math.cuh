@@ -1,34 +1,13 @@
 #pragma once
-/// Single-element functions for activations. float32 uses the hardware's instructions for 2^x and 1/x. The
-/// error of e^x is then about |x| + 2 units in the last place. This error is within the bounds in
-/// tests/layers/activation_test.cpp, because activations do not depend on e^x where |x| is large. Results
-/// below the smallest normal float are 0, as in vector_math.h; the intrinsics that compute subnormal results
-/// take twice as many instructions. float64 uses the library's functions.
+/// Single-element functions for activations. The error of fast_math.cuh's e^x in float32, about |x| + 2 units
+/// in the last place, is within the bounds in tests/layers/activation_test.cpp, because activations do not
+/// depend on e^x where |x| is large. Results below the smallest normal float are 0, as in vector_math.h.
 #include <numbers>
 
 #include <gradtile/core/cpu/vector_math.h>
+#include <gradtile/core/cuda/device/fast_math.cuh>
 
 namespace gradtile::cuda::device {
-
-__device__ __forceinline__ float power_of_two(float x) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-}
-__device__ __forceinline__ float exponential(float x) {
-    return power_of_two(x * std::numbers::log2e_v<float>);
-}
-__device__ __forceinline__ double exponential(double x) {
-    return exp(x);
-}
-__device__ __forceinline__ float reciprocal(float x) {
-    float result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-}
-__device__ __forceinline__ double reciprocal(double x) {
-    return 1.0 / x;
-}
 
 template <class S>
 __device__ __forceinline__ S sigmoid(S x) {

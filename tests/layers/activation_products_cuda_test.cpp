@@ -88,7 +88,7 @@ double gelu_slope(double x) {
 
 /// d_hidden: the product's bound times the slope, at most 1.13; the slope's own error; one rounding. The
 /// slope is s + z s (1 - s) w with s = sigmoid(u), w = du/dz. One unit is 2^-23. e^-u has a relative error of
-/// |u| + 6 units (activation_math.cuh, and the roundings of u), which changes the slope by s (1 - s) (|u| +
+/// |u| + 6 units (fast_math.cuh, and the roundings of u), which changes the slope by s (1 - s) (|u| +
 /// 6) (1 + |1 - 2 s| |z| w) units. The other roundings change the slope by s + 6 |z| w s (1 - s) units: at
 /// most 5 units in all. Column sums: float32 sums over 128 stored numbers.
 TEST_F(ActivationProducts, GeluGradientAndItsColumnSums) {

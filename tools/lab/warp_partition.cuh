@@ -123,7 +123,7 @@ __device__ __forceinline__ void add_keys_split_k(OwnRows<head_dim>& own, const P
         for (int n = 0; n < warp_keys / 8; ++n)
 #pragma unroll
             for (int e = i % 2 * 2; e < i % 2 * 2 + 2; ++e) {
-                s[i / 2][n][e] = exp2_fast(s[i / 2][n][e] - reference);
+                s[i / 2][n][e] = power_of_two(s[i / 2][n][e] - reference);
                 sum += s[i / 2][n][e];
             }
         sum = row_sum(sum);
@@ -163,7 +163,7 @@ __device__ __forceinline__ void add_keys_split_k(OwnRows<head_dim>& own, const P
     for (int i = 0; i < 2; ++i) {
         const int row = warp * warp_rows + i * 8 + lane / 4;
         const float maximum = exchange.maximum(row), reference = maximum == -INFINITY ? 0.0f : maximum;
-        const float factor = exp2_fast(own.softmax.maximum(i) - reference);
+        const float factor = power_of_two(own.softmax.maximum(i) - reference);
         float sum = own.softmax.sum(i) * factor;
 #pragma unroll
         for (int part = 0; part < warps; ++part) sum += exchange.sums[part * rows + row];

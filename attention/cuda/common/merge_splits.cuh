@@ -22,16 +22,16 @@ struct LseMerge {
     __device__ void add(const LseMerge& other) {
         const float next = fmaxf(maximum, other.maximum);
         if (next == -INFINITY) return;
-        sum = sum * exp2_fast((maximum - next) * log2_e) +
-              other.sum * exp2_fast((other.maximum - next) * log2_e);
+        sum = sum * power_of_two((maximum - next) * log2_e) +
+              other.sum * power_of_two((other.maximum - next) * log2_e);
         maximum = next;
     }
     __device__ void add(const ExactLse& part) {
-        add(LseMerge{part.lse, part.lse == -INFINITY ? 0.0f : exp2_fast(part.remainder * log2_e)});
+        add(LseMerge{part.lse, part.lse == -INFINITY ? 0.0f : power_of_two(part.remainder * log2_e)});
     }
     __device__ float weight(const ExactLse& part) const {
         if (sum == 0) return 0;
-        return __fdividef(exp2_fast(fmaf(part.lse - maximum, log2_e, part.remainder * log2_e)), sum);
+        return __fdividef(power_of_two(fmaf(part.lse - maximum, log2_e, part.remainder * log2_e)), sum);
     }
     __device__ ExactLse lse() const { return ExactLse::of(maximum, sum); }
 };

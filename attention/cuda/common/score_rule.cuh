@@ -11,7 +11,7 @@ namespace gradtile::attention::cuda::device {
 /// Branch-free tanh with relative error 2^-21.
 __device__ __forceinline__ float tanh_fast(float x) {
     const float y = fabsf(x), square = x * x;
-    const float large = 1 - __fdividef(2.0f, exp2_fast(y * (2 * log2_e)) + 1);
+    const float large = 1 - __fdividef(2.0f, power_of_two(y * (2 * log2_e)) + 1);
     // A polynomial in y^2 for tanh(y) / y - 1, interpolated at Chebyshev nodes in [0, 0.64^2].
     float small = -0.00599296125f;
     small = fmaf(small, square, 0.0209241482f);

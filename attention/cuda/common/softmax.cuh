@@ -5,22 +5,9 @@
 
 #include <gradtile/attention/cuda/common/exact_lse.h>
 #include <gradtile/attention/cuda/common/shared_tile.cuh>
+#include <gradtile/core/cuda/device/fast_math.cuh>
 
 namespace gradtile::attention::cuda::device {
-
-/// 2^x with relative error 2^-22; results below 2^-126 are 0.
-__device__ __forceinline__ float exp2_fast(float x) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-}
-
-/// 1 / x with relative error 2^-23; 0 if 1 / x is below 2^-126.
-__device__ __forceinline__ float reciprocal_fast(float x) {
-    float result;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-}
 
 /// Reduce over the four lanes that share an accumulator row.
 __device__ __forceinline__ float row_max(float x) {
@@ -83,7 +70,7 @@ struct RowReferences {
 /// limited to 1.
 __device__ __forceinline__ float exact_probability(float score, const ExactLse& row, float exponent = 0) {
     const float x = fmaf(score - row.lse, log2_e, fmaf(row.remainder, -log2_e, exponent));
-    return exp2_fast(x > exponent ? exponent : x);
+    return power_of_two(x > exponent ? exponent : x);
 }
 
 /// The textbook online softmax: P is relative to the running maximum, and each update returns the factor for
@@ -125,13 +112,13 @@ class OnlineSoftmax {
             const float next = fmaxf(maximum_[i], row_max(largest));
             // If no key is visible yet, P = 2^-inf = 0.
             const float reference = next == -INFINITY ? 0.0f : next;
-            factor[i] = exp2_fast((maximum_[i] - reference) * unit);
+            factor[i] = power_of_two((maximum_[i] - reference) * unit);
             maximum_[i] = next;
             float lane_sum = 0;
 #pragma unroll
             for (int n = 0; n < n_tiles; ++n) {
-                row[n][e] = exp2_fast((row[n][e] - reference) * unit);
-                row[n][e + 1] = exp2_fast((row[n][e + 1] - reference) * unit);
+                row[n][e] = power_of_two((row[n][e] - reference) * unit);
+                row[n][e + 1] = power_of_two((row[n][e + 1] - reference) * unit);
                 lane_sum += row[n][e] + row[n][e + 1];
             }
             sum_[i] = fmaf(sum_[i], factor[i], lane_sum);
@@ -145,11 +132,11 @@ class OnlineSoftmax {
         for (int i = 0; i < 2 * m_tiles; ++i) {
             const float next = fmaxf(maximum_[i], sink);
             const float reference = next == -INFINITY ? 0.0f : next;
-            factor[i] = exp2_fast((maximum_[i] - reference) * unit);
+            factor[i] = power_of_two((maximum_[i] - reference) * unit);
             maximum_[i] = next;
             // Four lanes share a row. Only the first adds the sink.
-            sum_[i] =
-                fmaf(sum_[i], factor[i], lane_index() % 4 == 0 ? exp2_fast((sink - reference) * unit) : 0.0f);
+            sum_[i] = fmaf(sum_[i], factor[i],
+                           lane_index() % 4 == 0 ? power_of_two((sink - reference) * unit) : 0.0f);
         }
     }
 
@@ -241,7 +228,7 @@ class LazyOnlineSoftmax {
             for (int n = 0; n < n_tiles; ++n)
 #pragma unroll
                 for (int e = i % 2 * 2; e < i % 2 * 2 + 2; ++e) {
-                    s[i / 2][n][e] = exp2_fast(fmaf(s[i / 2][n][e], scale_log2_, -shift[i]));
+                    s[i / 2][n][e] = power_of_two(fmaf(s[i / 2][n][e], scale_log2_, -shift[i]));
                     sum += s[i / 2][n][e];
                 }
             sum_[i] += sum;
@@ -265,7 +252,7 @@ class LazyOnlineSoftmax {
         rescale(o);
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i)
-            if (lane_index() % 4 == 0) sum_[i] += exp2_fast((sink - reference_[i]) * scale_log2_);
+            if (lane_index() % 4 == 0) sum_[i] += power_of_two((sink - reference_[i]) * scale_log2_);
     }
 
     /// Computes o = factor sum P V / sum P (0 for rows without visible keys) and lse, each row's natural
@@ -295,7 +282,7 @@ class LazyOnlineSoftmax {
 #pragma unroll
         for (int i = 0; i < 2 * m_tiles; ++i) {
             const float next = fmaxf(reference_[i], maximum[i]);
-            factor_[i] = next == -INFINITY ? 1.0f : exp2_fast((reference_[i] - next) * scale_log2_);
+            factor_[i] = next == -INFINITY ? 1.0f : power_of_two((reference_[i] - next) * scale_log2_);
             reference_[i] = next;
             sum_[i] *= factor_[i];
         }

@@ -11,7 +11,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <numbers>
 #include <optional>
 
 #include <gradtile/attention/internal/decode_backend.h>
@@ -22,6 +21,7 @@
 #include <gradtile/core/cuda/device/cluster.cuh>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/early_start.cuh>
+#include <gradtile/core/cuda/device/fast_math.cuh>
 #include <gradtile/core/cuda/device/packed.cuh>
 #include <gradtile/core/cuda/device/reduce.cuh>
 
@@ -63,10 +63,6 @@ struct DecodeParameters {
     float *part_o, *part_sums;  // [R, Hkv, T * group, clusters, D], and 2 in place of D: maximum, sum
 };
 
-__device__ __forceinline__ float exponential(float x) {
-    return device::exp2_fast(x * std::numbers::log2e_v<float>);
-}
-
 /// Four columns of o, which are merged together.
 using Columns = kernels::Packed<float, 4>;
 
@@ -98,7 +94,7 @@ __device__ __forceinline__ PartOfKeys merged(int count, PartAt&& part_at) {
 #pragma unroll 8
     for (int i = 0; i < count; ++i) {
         const PartOfKeys part = part_at(i);
-        const float weight = exponential(part.maximum - all.maximum);
+        const float weight = kernels::exponential(part.maximum - all.maximum);
         all.sum = fmaf(weight, part.sum, all.sum);
 #pragma unroll
         for (int e = 0; e < 4; ++e) all.o[e] = fmaf(weight, part.o[e], all.o[e]);
@@ -292,9 +288,9 @@ class DecodeWork {
     __device__ __forceinline__ void write(int h, int column, PartOfKeys part) const {
         const int head = head_of(h), token = token_of(h);
         if (const float sink = p_.scores.template rule_of<float>(text_, head).sink; sink > -INFINITY) {
-            const float all = fmaxf(part.maximum, sink), weight = exponential(part.maximum - all);
+            const float all = fmaxf(part.maximum, sink), weight = kernels::exponential(part.maximum - all);
             part.maximum = all;
-            part.sum = fmaf(weight, part.sum, exponential(sink - all));
+            part.sum = fmaf(weight, part.sum, kernels::exponential(sink - all));
 #pragma unroll
             for (int e = 0; e < 4; ++e) part.o[e] *= weight;
         }

@@ -126,7 +126,7 @@ class LanesThread : public DecodeWork<T, Block_, LanesShared<Block_>> {
 #pragma unroll
             for (int distance = lanes; distance < 32; distance *= 2)
                 all = fmaxf(all, __shfl_xor_sync(~0u, all, distance));
-            const float weight = exponential(maximum_[h] - all);
+            const float weight = kernels::exponential(maximum_[h] - all);
             sum_[h] *= weight;
 #pragma unroll
             for (int i = 0; i < columns; ++i) o_[h][i] *= weight;
@@ -247,14 +247,14 @@ class LanesThread : public DecodeWork<T, Block_, LanesShared<Block_>> {
             float next = maximum_[h];
 #pragma unroll
             for (int u = 0; u < unroll; ++u) next = fmaxf(next, score[h][u]);
-            const float keep = exponential(maximum_[h] - next);
+            const float keep = kernels::exponential(maximum_[h] - next);
             maximum_[h] = next;
             sum_[h] *= keep;
 #pragma unroll
             for (int i = 0; i < columns; ++i) o_[h][i] *= keep;
 #pragma unroll
             for (int u = 0; u < unroll; ++u) {
-                const float probability = exponential(score[h][u] - next);
+                const float probability = kernels::exponential(score[h][u] - next);
                 sum_[h] += probability;
 #pragma unroll
                 for (int j = 0; j < vectors; ++j) {

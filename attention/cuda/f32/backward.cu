@@ -132,7 +132,8 @@ __device__ __forceinline__ void make_p(FragmentC (&x)[1][Policy::s_tiles], const
     for (int n = 0; n < s_tiles; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            x[0][n][e] = exp2_fast(fmaf(x[0][n][e], units.score, -lse[n * 8 + e % 2])) * Units::probability;
+            x[0][n][e] =
+                power_of_two(fmaf(x[0][n][e], units.score, -lse[n * 8 + e % 2])) * Units::probability;
     if (!mask.sees_all(row, s_tiles * 8, key, 16)) mask_transposed(x, 0, mask, key, row);
 }
 
@@ -158,7 +159,7 @@ __device__ __forceinline__ std::uint32_t make_p_under_rule(FragmentC (&x)[1][Pol
         for (int e = 0; e < 4; ++e)
             x[0][n][e] = Units::probability *
                          (large_lse == nullptr
-                              ? exp2_fast(fmaf(x[0][n][e], log2_e, -lse[n * 8 + e % 2]))
+                              ? power_of_two(fmaf(x[0][n][e], log2_e, -lse[n * 8 + e % 2]))
                               : exact_probability(x[0][n][e],
                                                   (*large_lse)(row + n * 8 + lane_index() % 4 * 2 + e % 2)));
         if (!drops) continue;

@@ -133,12 +133,12 @@ struct WarpSoftmax {
         for (int distance = 4; distance < 32; distance *= 2)
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, distance));
         const float next = fmaxf(maximum, largest), reference = next == -INFINITY ? 0.0f : next;
-        const float factor = exp2_fast((maximum - reference) * log2_e);
+        const float factor = power_of_two((maximum - reference) * log2_e);
         maximum = next;
         float block_sum = 0;
 #pragma unroll
         for (float& x : s) {
-            x = exp2_fast((x - reference) * log2_e);
+            x = power_of_two((x - reference) * log2_e);
             block_sum += x;
         }
         sum = fmaf(sum, factor, block_sum);

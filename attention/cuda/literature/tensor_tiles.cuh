@@ -277,7 +277,7 @@ struct TensorBackwardTiles : TensorAddresses {
                 float& probability = s[0][n][e];
                 const float unit = has_rule ? log2_e : 1.0f;
                 probability =
-                    exp2_fast((probability - statistics.reference[i]) * unit) * statistics.inverse_sum[i];
+                    power_of_two((probability - statistics.reference[i]) * unit) * statistics.inverse_sum[i];
                 element = probability * derivative * fmaf(element, dropout_scale, -statistics.delta[i]);
             };
             const bool sees_all = mask.sees_all(row, 16, key, warp_keys);

@@ -274,8 +274,8 @@ class KeyBlock {
                         shift = {fmaf(terms.x, log2_e, fmaf(key_bias, log2_e, shift.x)),
                                  fmaf(terms.y, log2_e, fmaf(key_bias, log2_e, shift.y))};
                     }
-                    pair[0] = exp2_fast(fmaf(pair[0], p_.scale_log2, shift.x));
-                    pair[1] = exp2_fast(fmaf(pair[1], p_.scale_log2, shift.y));
+                    pair[0] = power_of_two(fmaf(pair[0], p_.scale_log2, shift.x));
+                    pair[1] = power_of_two(fmaf(pair[1], p_.scale_log2, shift.y));
                 }
             }
         }
@@ -379,7 +379,7 @@ class KeyBlock {
                 });
             } else {
                 for_each_element(p, [&](float& score, int, int n, int e) {
-                    score = exp2_fast(fmaf(score, log2_e, e % 2 == 0 ? -lse[n].x : -lse[n].y));
+                    score = power_of_two(fmaf(score, log2_e, e % 2 == 0 ? -lse[n].x : -lse[n].y));
                 });
             }
             if (!sees_all) mask_transposed(p, 0, mask(), key, row);

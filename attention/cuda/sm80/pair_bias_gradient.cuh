@@ -89,7 +89,7 @@ __device__ __forceinline__ void add_d_s(FragmentC (&sum)[m_tiles][s_tiles],
                     const float probability =
                         has_large_lse
                             ? exact_probability(score, references(row + m * 16 + half * 8), p_exponent)
-                            : exp2_fast(fmaf(score, log2_e, -lse[half]));
+                            : power_of_two(fmaf(score, log2_e, -lse[half]));
                     sum[m][tile][element] =
                         fmaf(probability, fmaf(d_p[m][tile][element], 1 / p_factor, -delta[half]),
                              sum[m][tile][element]);

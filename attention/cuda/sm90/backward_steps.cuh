@@ -277,7 +277,7 @@ __device__ __forceinline__ void exponentiate(FragmentC (&s)[1][n_tiles], std::ui
         const float2 shift = row_statistics(lse, n);
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            s[0][n][e] = exp2_fast(fmaf(s[0][n][e], factor, e % 2 == 0 ? -shift.x : -shift.y));
+            s[0][n][e] = power_of_two(fmaf(s[0][n][e], factor, e % 2 == 0 ? -shift.x : -shift.y));
     }
 }
 

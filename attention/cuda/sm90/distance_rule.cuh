@@ -38,14 +38,14 @@ class ProductFunction {
           rate_(log2_e * formula_.exponent_rate<HopperMath>()) {}
 
     __device__ __forceinline__ Score<float> operator()(float product) const {
-        return formula_.transform_reciprocal<HopperMath>(reciprocal_fast(1 + exp2_fast(product * rate_)));
+        return formula_.transform_reciprocal<HopperMath>(reciprocal(1 + power_of_two(product * rate_)));
     }
     /// Replaces four products by their scores. A product that is NaN makes all four NaN.
     __device__ __forceinline__ void apply_to(float& a, float& b, float& c, float& d) const {
         const float x = divisor(a), y = divisor(b), z = divisor(c), w = divisor(d), xy = x * y, zw = z * w;
         // One reciprocal for four: exponentials and reciprocals bound the time, at a quarter of the rate of
         // products.
-        const float all = reciprocal_fast(xy * zw), of_xy = all * zw, of_zw = all * xy;
+        const float all = reciprocal(xy * zw), of_xy = all * zw, of_zw = all * xy;
         a = score(of_xy * y), b = score(of_xy * x), c = score(of_zw * w), d = score(of_zw * z);
     }
 
@@ -54,7 +54,7 @@ class ProductFunction {
     __device__ __forceinline__ float divisor(float product) const {
         float exponent;
         asm("min.NaN.f32 %0, %1, 0f41F00000;" : "=f"(exponent) : "f"(product * rate_));  // 30
-        return 1 + exp2_fast(exponent);
+        return 1 + power_of_two(exponent);
     }
     __device__ __forceinline__ float score(float r) const {
         return formula_.transform_reciprocal<HopperMath>(r).value;

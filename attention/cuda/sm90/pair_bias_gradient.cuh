@@ -268,7 +268,7 @@ class BiasGradientConsumer {
             }
             add_d_s(sum, s, d_p, inputs, work, sees_all, half,
                     [&](float product, int i, float term, float key_bias) {
-                        return exp2_fast(
+                        return power_of_two(
                             fmaf(product, p_.params.scale_log2, fmaf(term, log2_e, key_bias - lse[i])));
                     });
         }
