@@ -53,6 +53,22 @@ struct BlockSequence {
     }
 };
 
+/// A row block of a head.
+struct RowBlock {
+    BlockSequence sequence;
+    int head, number;
+    bool exists;
+
+    /// The row block of a thread block if sequences are packed. `mask` covers the whole tensors.
+    __device__ __forceinline__ static RowBlock from_tasks(const DeviceMask& mask,
+                                                          const PackedOffsets& offsets,
+                                                          const PackedTasks& tasks, int block) {
+        const PackedTask task = tasks.first[block % tasks.count];
+        if (task.sequence < 0) return {.exists = false};
+        return {BlockSequence::from_task(mask, offsets, task), block / tasks.count, task.block, true};
+    }
+};
+
 /// The sequence that contains one row or key, for kernels that compute single pairs (row, key). Rows and keys
 /// are numbered as in the tensors.
 struct SequenceOfPair {

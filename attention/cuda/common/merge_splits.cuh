@@ -53,12 +53,6 @@ struct SplitBlock {
 __device__ __forceinline__ ExactLse sink_of(const ScoreOptions& scores, int head) {
     return {scores.sink == nullptr ? -INFINITY : scores.sink[head * scores.sink_stride], 0};
 }
-/// Writes the LSE for row `index` in [B, Hq, Sq].
-template <class Parameters>
-__device__ __forceinline__ void store_lse(const Parameters& p, std::int64_t index, const ExactLse& lse) {
-    p.lse[index] = lse.lse;
-    if (p.lse_remainder != nullptr) p.lse_remainder[index] = lse.remainder;
-}
 
 /// Merges the splits' results. The grid has one block per row [B, Hq, Sq]. T is O's dtype, and Parameters is
 /// the parameter type of the kernel that wrote the splits.

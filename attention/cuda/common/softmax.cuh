@@ -42,6 +42,13 @@ __device__ __forceinline__ bool is_large(float lse) {
     return fabsf(lse) >= large_lse && fabsf(lse) < INFINITY;
 }
 
+/// Writes the LSE for row `index` in [B, Hq, Sq].
+template <class Parameters>
+__device__ __forceinline__ void store_lse(const Parameters& p, std::int64_t index, const ExactLse& lse) {
+    p.lse[index] = lse.lse;
+    if (p.lse_remainder != nullptr) p.lse_remainder[index] = lse.remainder;
+}
+
 /// Row LSEs for one head whose scores may be large.
 struct RowReferences {
     const float *lse, *remainder;  ///< point to row 0; remainder may be null

@@ -104,8 +104,7 @@ __device__ __forceinline__ void store_o(const F32ForwardParameters& p, const Fra
         }
         if (lane % 4 != 0) continue;
         const ExactLse lse = softmax.lse(i, sum);
-        p.lse[first + o_row] = lse.lse;
-        if (p.lse_remainder != nullptr) p.lse_remainder[first + o_row] = lse.remainder;
+        store_lse(p, first + o_row, lse);
     }
 }
 
@@ -124,22 +123,11 @@ __device__ __forceinline__ void copy_q(const F32ForwardParameters& p, std::uint3
     }
 }
 
-/// A row block of a head.
-struct RowBlock {
-    BlockSequence sequence;
-    int head, number;
-    bool exists;
-};
 /// Tasks begin with the last rows, because with a causal mask these rows have the most work.
 template <class Policy>
 __device__ __forceinline__ RowBlock row_block_of_block(const F32ForwardParameters& p) {
     const int block = static_cast<int>(blockIdx.x);
-    if (Policy::may_be_packed && p.packed) {
-        const PackedTask task = p.row_tasks.first[block % p.row_tasks.count];
-        if (task.sequence < 0) return {.exists = false};
-        return {BlockSequence::from_task(p.mask, p.packed, task), block / p.row_tasks.count, task.block,
-                true};
-    }
+    if (Policy::may_be_packed && p.packed) return RowBlock::from_tasks(p.mask, p.packed, p.row_tasks, block);
     const auto [batch_head, part] = p.order(block);
     return {BlockSequence::from_batch(p.mask, batch_head / p.sizes.heads), batch_head % p.sizes.heads,
             p.order.parts - 1 - part, true};

@@ -42,24 +42,14 @@ class ForwardBlock {
         const KeyRows* key_rows;  ///< null: the call has no row ranges
         const KeyBlockRows* block_rows;
     };
-    /// A row block of a head.
-    struct Position {
-        BlockSequence sequence;
-        int head, row_block;
-        bool exists;
-    };
 
     /// Consecutive thread blocks compute row blocks of the same head, so that the head's K and V stay in the
     /// L2 cache. The last row blocks start first: under a causal mask they have the most work, and row blocks
     /// with little work then fill the end of the run.
-    __device__ __forceinline__ static Position position_of_block(const Bits16ForwardParameters& p) {
+    __device__ __forceinline__ static RowBlock row_block_of_block(const Bits16ForwardParameters& p) {
         const int block = static_cast<int>(blockIdx.x);
-        if (Policy::may_be_packed && p.packed) {
-            const PackedTask task = p.row_tasks.first[block % p.row_tasks.count];
-            if (task.sequence < 0) return {.exists = false};
-            return {BlockSequence::from_task(p.mask, p.packed, task), block / p.row_tasks.count, task.block,
-                    true};
-        }
+        if (Policy::may_be_packed && p.packed)
+            return RowBlock::from_tasks(p.mask, p.packed, p.row_tasks, block);
         const int row_blocks = (p.mask.queries + tiles.rows() - 1) / tiles.rows();
         const int batch_head = static_cast<int>(blockIdx.x / row_blocks);
         return {BlockSequence::from_batch(p.mask, batch_head / p.sizes.heads), batch_head % p.sizes.heads,
@@ -274,14 +264,14 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     __shared__ SharedRule rule;
 
     if constexpr (Policy::may_be_packed) gradtile::cuda::device::await_predecessor();
-    const typename Block::Position own = Block::position_of_block(p);
+    const RowBlock own = Block::row_block_of_block(p);
     if (!own.exists) return;
     if constexpr (Policy::may_be_packed) {
         if (threadIdx.x == 0) shared_sequence = own.sequence;
         __syncthreads();
     }
     const BlockSequence& sequence = Policy::may_be_packed ? shared_sequence : own.sequence;
-    const Block block(p, sequence, own.head, own.row_block, rare, rule, shared);
+    const Block block(p, sequence, own.head, own.number, rare, rule, shared);
     FragmentC o[tiles.warp_rows / 16][head_dim / 8];
     clear(o);
     LazyOnlineSoftmax<tiles.warp_rows / 16, has_terms(Policy::rule)> softmax(p.scale_log2);
