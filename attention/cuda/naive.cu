@@ -57,7 +57,7 @@ struct RowRules {
     }
     template <class A>
     __device__ ScoreRule<A> rule_of(std::int64_t row) const {
-        return sequence_of(row).rule_of<A>(scores, row / mask.queries % heads);
+        return device::rule_of<A>(sequence_of(row), scores, row / mask.queries % heads);
     }
 };
 
@@ -185,7 +185,7 @@ __global__ void sum_packed_bias_gradient_kernel(const T* d_s,
     const IndexRange sequences = packed.sequences_of(block);
     A sum = 0;
     for (std::int64_t s = sequences.begin; s < sequences.end; ++s) {
-        const auto sequence = device::SequenceOfPair::from_index(mask, packed.packed, static_cast<int>(s));
+        const device::SequenceOfPair sequence(mask, packed.packed, static_cast<int>(s));
         const auto [rows, keys] = packed.pairs_of(block, sequence);
         if (rows.end > sequence.mask.queries || keys.begin < 0 || keys.end > sequence.mask.keys) continue;
         const std::int64_t of_head = (rows.end - rows.begin) * (keys.end - keys.begin);

@@ -172,7 +172,7 @@ __device__ void forward_tile(const PairwiseProblem<T>& p, const PairwiseOutputs<
     const A infinity = static_cast<A>(HUGE_VAL);
     const std::int64_t end_row = min(first_row + tile, p.mask.queries);
     const SequenceOfPair sequence = p.sequence_of_query(batch, min(i, end_row - 1));
-    const ScoreRule<A> rule = sequence.rule_of<A>(p.scores, head);
+    const ScoreRule<A> rule = rule_of<A>(sequence, p.scores, head);
 
     load<tile>(q, p.q.head(batch, head), first_row, p.mask.queries, p.sizes.qk_dim);
     const IndexRange visible = i < p.mask.queries ? sequence.visible_keys(i) : IndexRange{0, 0};
@@ -314,7 +314,7 @@ __device__ void backward_keys_tile(const PairwiseBackwardProblem<T>& b, const Te
     const SequenceOfPair sequence = SequenceOfPair::from_key(f.mask, f.packed, batch, min(j, end_key - 1));
     RowSums<A, tile> d_k_sums, d_v_sums;
     for (std::int64_t head = key_head * f.sizes.group; head < (key_head + 1) * f.sizes.group; ++head) {
-        const ScoreRule<A> rule = sequence.rule_of<A>(f.scores, head);
+        const ScoreRule<A> rule = rule_of<A>(sequence, f.scores, head);
         const StridedRows<const T> o_rows = b.o.head(batch, head);
         for (std::int64_t first_row = rows.begin; first_row < rows.end; first_row += tile) {
             const std::int64_t i = first_row + y;
@@ -392,7 +392,7 @@ __device__ void backward_rows_tile(const PairwiseBackwardProblem<T>& b, const Te
     const std::int64_t end_row = min(first_row + tile, f.mask.queries);
     const IndexRange keys = f.visible_keys(batch, first_row, end_row);
     const SequenceOfPair sequence = f.sequence_of_query(batch, min(i, end_row - 1));
-    const ScoreRule<A> rule = sequence.rule_of<A>(f.scores, head);
+    const ScoreRule<A> rule = rule_of<A>(sequence, f.scores, head);
     RowSums<A, tile> d_q_sums;
     for (std::int64_t first_key = keys.begin; first_key < keys.end; first_key += tile) {
         const std::int64_t j = first_key + y;

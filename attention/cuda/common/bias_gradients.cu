@@ -91,7 +91,7 @@ __device__ Accumulator<T> d_score_of_pair(const BiasGradientProblem<T>& p, const
     const std::int64_t statistics = (std::int64_t{batch} * p.sizes.heads + head) * p.mask.queries + row;
     const A lse = p.lse[statistics];
     if (lse == -static_cast<A>(HUGE_VAL)) return 0;  // all scores in the row are -inf
-    const ScoreRule<A> rule = sequence.template rule_of<A>(p.scores, head);
+    const ScoreRule<A> rule = rule_of<A>(sequence, p.scores, head);
     const int key_head = head / p.sizes.group;
     const A product =
         p.scale * p.dot(p.q.head(batch, head).row(row), p.k.head(batch, key_head).row(key), p.sizes.qk_dim);
@@ -145,7 +145,7 @@ __device__ void add_bias_gradient_tile(const BiasGradientProblem<T>& p, const Pa
     const IndexRange sequences = packed.sequences_of(block);
     Accumulator<T> sum = 0;
     for (std::int64_t s = sequences.begin; s < sequences.end; ++s) {
-        const auto sequence = SequenceOfPair::from_index(p.mask, packed.packed, static_cast<int>(s));
+        const SequenceOfPair sequence(p.mask, packed.packed, static_cast<int>(s));
         const auto [rows, keys] = packed.pairs_of(block, sequence);
         for (int head = block.head * g.summed_heads; head < (block.head + 1) * g.summed_heads; ++head)
             for (std::int64_t row = rows.begin; row < rows.end; row += bias_tile)

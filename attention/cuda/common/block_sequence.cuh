@@ -44,13 +44,6 @@ struct BlockSequence {
         const StridedRows<T> rows = x.head(batch, head);
         return {rows.row(first_key), rows.stride};
     }
-    template <class A>
-    __device__ ScoreRule<A> rule_of(const ScoreOptions& scores, int head) const {
-        ScoreRule<A> rule = scores.rule_of<A>(index, head, first_key);
-        rule.offset = mask.offset;
-        if (is_rest) rule.sink = -static_cast<A>(HUGE_VAL);
-        return rule;
-    }
 };
 
 /// A row block of a head.
@@ -76,38 +69,7 @@ struct SequenceOfPair {
     std::int64_t index, first_query = 0, first_key = 0;
     bool is_rest = false;  ///< true for the rows and keys after the last packed sequence
 
-    __device__ static SequenceOfPair from_query(const Mask& mask, const PackedOffsets& packed,
-                                                std::int64_t batch, std::int64_t i) {
-        return packed ? SequenceOfPair(mask, packed, packed.sequence_of_query(static_cast<int>(i)))
-                      : SequenceOfPair{mask, batch};
-    }
-    __device__ static SequenceOfPair from_key(const Mask& mask, const PackedOffsets& packed,
-                                              std::int64_t batch, std::int64_t j) {
-        return packed ? SequenceOfPair(mask, packed, packed.sequence_of_key(static_cast<int>(j)))
-                      : SequenceOfPair{mask, batch};
-    }
-    /// A packed sequence.
-    __device__ static SequenceOfPair from_index(const Mask& mask, const PackedOffsets& packed, int index) {
-        return SequenceOfPair(mask, packed, index);
-    }
-    /// Returns the keys in this sequence that row i sees. If row i belongs to another sequence, the range is
-    /// empty.
-    __device__ IndexRange visible_keys(std::int64_t i) const {
-        if (is_rest || i < first_query || i >= first_query + mask.queries) return {first_key, first_key};
-        const IndexRange own = mask.visible_keys(i - first_query);
-        return {first_key + own.begin, first_key + own.end};
-    }
-    __device__ IndexRange queries() const { return {first_query, first_query + mask.queries}; }
-    template <class A>
-    __device__ ScoreRule<A> rule_of(const ScoreOptions& scores, std::int64_t head) const {
-        ScoreRule<A> rule = scores.rule_of<A>(index, head, first_key);
-        rule.offset = mask.offset;
-        if (is_rest) rule.sink = -static_cast<A>(HUGE_VAL);
-        return rule;
-    }
-
-  private:
-    __device__ SequenceOfPair(const Mask& full_mask, std::int64_t batch) : mask(full_mask), index(batch) {}
+    /// A packed sequence. `full_mask` covers the whole tensors.
     __device__ SequenceOfPair(const Mask& full_mask, const PackedOffsets& packed, int sequence)
         : mask(full_mask),
           index(sequence),
@@ -118,6 +80,36 @@ struct SequenceOfPair {
         mask.keys = packed.keys(sequence).end - first_key;
         mask.offset = packed.top_left ? 0 : mask.keys - mask.queries;
     }
+    __device__ static SequenceOfPair from_query(const Mask& mask, const PackedOffsets& packed,
+                                                std::int64_t batch, std::int64_t i) {
+        return packed ? SequenceOfPair(mask, packed, packed.sequence_of_query(static_cast<int>(i)))
+                      : SequenceOfPair{mask, batch};
+    }
+    __device__ static SequenceOfPair from_key(const Mask& mask, const PackedOffsets& packed,
+                                              std::int64_t batch, std::int64_t j) {
+        return packed ? SequenceOfPair(mask, packed, packed.sequence_of_key(static_cast<int>(j)))
+                      : SequenceOfPair{mask, batch};
+    }
+    /// Returns the keys in this sequence that row i sees. If row i belongs to another sequence, the range is
+    /// empty.
+    __device__ IndexRange visible_keys(std::int64_t i) const {
+        if (is_rest || i < first_query || i >= first_query + mask.queries) return {first_key, first_key};
+        const IndexRange own = mask.visible_keys(i - first_query);
+        return {first_key + own.begin, first_key + own.end};
+    }
+    __device__ IndexRange queries() const { return {first_query, first_query + mask.queries}; }
+
+  private:
+    __device__ SequenceOfPair(const Mask& full_mask, std::int64_t batch) : mask(full_mask), index(batch) {}
 };
+
+/// A head's rule in a BlockSequence or a SequenceOfPair.
+template <class A, class Sequence>
+__device__ ScoreRule<A> rule_of(const Sequence& sequence, const ScoreOptions& scores, std::int64_t head) {
+    ScoreRule<A> rule = scores.rule_of<A>(sequence.index, head, sequence.first_key);
+    rule.offset = sequence.mask.offset;
+    if (sequence.is_rest) rule.sink = -static_cast<A>(HUGE_VAL);
+    return rule;
+}
 
 }  // namespace gradtile::attention::cuda::device

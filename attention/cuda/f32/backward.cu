@@ -413,7 +413,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     __shared__ SharedRule rules[Policy::has_rule ? 2 : 1];
     const auto prepare_rule = [&](int head) {
         if constexpr (Policy::has_rule) {
-            if (threadIdx.x == 0) rules[head % 2].set(sequence.rule_of<float>(p.scores, head));
+            if (threadIdx.x == 0) rules[head % 2].set(rule_of<float>(sequence, p.scores, head));
         }
     };
     if (position.head < end_head) prepare_rule(position.head);

@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
     const float score_factor = p.scale_log2 * q_range.inverse * k_range.inverse;
     __shared__ SharedRule rule;
     if constexpr (Policy::has_rule) {
-        if (threadIdx.x == 0) rule.set(sequence.rule_of<float>(p.scores, head));
+        if (threadIdx.x == 0) rule.set(rule_of<float>(sequence, p.scores, head));
     }
 
     const int end_row = min(first_row + rows, mask.queries), end_key = mask.end_key(end_row - 1);

@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(Policy::tiles.threads(), Policy::tiles.blocks_
 
     if constexpr (!Policy::may_be_packed) gradtile::cuda::device::await_predecessor();
     if constexpr (Policy::rule != RuleKind::none) {
-        if (threadIdx.x == 0) rule.set(sequence.rule_of<float>(p.scores, own.head));
+        if (threadIdx.x == 0) rule.set(rule_of<float>(sequence, p.scores, own.head));
         __syncthreads();
     }
     block.start_copies();

@@ -162,7 +162,7 @@ class KeyBlock {
         if (reread_thread_index() != 0) return;
         if constexpr (kind != RuleKind::none) {
             if (iteration == 0 || position.head != kept_.positions[(iteration - 1) % 4].x)
-                rules_.head_rules[position.head % 2].set(sequence_.rule_of<float>(p_.scores, position.head));
+                rules_.head_rules[position.head % 2].set(rule_of<float>(sequence_, p_.scores, position.head));
         }
         kept_.positions[iteration % 4].x = position.head;
         kept_.positions[iteration % 4].y = position.row;

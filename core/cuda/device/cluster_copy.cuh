@@ -43,10 +43,4 @@ __device__ __forceinline__ void load_box_to(std::uint16_t ranks, std::uint32_t t
         : "memory");
 }
 
-/// Waits until all store groups of this thread, except the latest `groups`, have read shared memory.
-template <int groups>
-__device__ __forceinline__ void wait_until_stores_but_latest_have_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(groups) : "memory");
-}
-
 }  // namespace gradtile::cuda::device

@@ -63,9 +63,10 @@ __device__ __forceinline__ void add_floats(float* to, std::uint32_t from, int by
 __device__ __forceinline__ void commit_stores() {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/// Waits until all store groups of this thread have read shared memory.
+/// Waits until all store groups of this thread, except the latest `groups`, have read shared memory.
+template <int groups = 0>
 __device__ __forceinline__ void wait_until_stores_have_read() {
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(groups) : "memory");
 }
 
 /// Waits until all store groups of this thread, except the latest `groups`, are complete; this thread then

@@ -94,14 +94,14 @@ class TileEpilogue {
             if constexpr (has_inputs) {
                 await_inputs(slot);
             } else {
-                if (lane_index() == 0) wait_until_stores_but_latest_have_read<unit_buffers - 1>();
+                if (lane_index() == 0) wait_until_stores_have_read<unit_buffers - 1>();
                 __syncwarp();
             }
             finish_unit(c[block_of(unit)], tile, unit, slot);
             if constexpr (has_inputs) {
                 unit_at_.advance();
                 if (unit > 0 && lane_index() == 0) {
-                    wait_until_stores_but_latest_have_read<1>();
+                    wait_until_stores_have_read<1>();
                     reload(unit - 1, previous);
                 }
             }
