@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <string_view>
 
 #include <gradtile/core/allocator.h>
 
@@ -47,16 +48,23 @@ struct Version {  // CUDA's encoding: 13000 is 13.0
     throw Error(concat("device ", device, ": ", cudaGetErrorString(status)));
 }
 
+struct ComputeCapability {
+    int major = 0, minor = 0;
+
+    explicit ComputeCapability(Device device) {
+        cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()));
+        cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()));
+    }
+};
+
 /// Machine code exists only for the architectures in CMAKE_CUDA_ARCHITECTURES. On another GPU the first
 /// kernel would fail, with a message that does not say what to do.
 void check_kernels_run(Device device) {
     if (kernels_run_here()) return;
-    int major = 0, minor = 0;
-    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()));
-    cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()));
-    throw Error(concat("device ", device, ": has compute capability ", major, '.', minor,
+    const ComputeCapability gpu(device);
+    throw Error(concat("device ", device, ": has compute capability ", gpu.major, '.', gpu.minor,
                        ", and gradtile was built for " GRADTILE_CUDA_ARCHITECTURES "; ",
-                       way_out_of_missing_code(major, minor)));
+                       way_out_of_missing_code(gpu.major, gpu.minor)));
 }
 
 }  // namespace
@@ -71,6 +79,16 @@ void use_device(Device device) {
         (void)cudaGetLastError();  // clears the error, which the next check would report
         explain(device, status);
     }
+}
+
+bool is_hopper(Device device) {
+    const ComputeCapability gpu(device);
+    return gpu.major == 9 && gpu.minor == 0;
+}
+
+bool is_off(const char* variable) {
+    const char* const value = std::getenv(variable);
+    return value != nullptr && value == std::string_view("off");
 }
 
 int shared_memory_of_a_block() {

@@ -2,9 +2,6 @@
 // loads are in flight at any moment. So each lane copies its own 16-byte weight vectors to a ring in shared
 // memory, many vectors ahead, and the first ones before the preceding kernel has ended. No other thread reads
 // a lane's vectors, so the ring needs no barrier.
-#include <cstdlib>
-#include <string_view>
-
 #include <gradtile/core/tensor.h>
 #include <gradtile/layers/internal/activation_formulas.h>
 #include <gradtile/layers/internal/fused_linear_backend.h>
@@ -330,12 +327,6 @@ void visit_rows(std::int64_t rows, F&& f) {
     f.template operator()<8>();
 }
 
-/// GRADTILE_FUSED_LINEAR=off computes the operator in steps, for comparisons.
-bool is_turned_off() {
-    const char* const setting = std::getenv("GRADTILE_FUSED_LINEAR");
-    return setting != nullptr && setting == std::string_view("off");
-}
-
 bool in_vectors(const Tensor& x) {
     const auto size = static_cast<std::int64_t>(size_of(x.dtype()));
     return !x.defined() || (reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0 &&
@@ -353,8 +344,10 @@ constexpr std::int64_t max_size = 1 << 24;
 
 bool fuses_products(const Tensor& x) {
     const std::int64_t in = x.size(1);
+    // GRADTILE_FUSED_LINEAR=off computes the operator in steps, for comparisons.
     return x.size(0) <= max_fused_rows && x.dtype() != DType::f64 && in <= max_size &&
-           in * static_cast<std::int64_t>(size_of(x.dtype())) % 16 == 0 && in_vectors(x) && !is_turned_off();
+           in * static_cast<std::int64_t>(size_of(x.dtype())) % 16 == 0 && in_vectors(x) &&
+           !is_off("GRADTILE_FUSED_LINEAR");
 }
 
 bool fused_linear_in_blocks(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op,

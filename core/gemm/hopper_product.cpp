@@ -1,8 +1,6 @@
 #include <gradtile/core/gemm/internal/hopper_product.h>
 
-#include <cstdlib>
 #include <limits>
-#include <string_view>
 
 #include <gradtile/core/cuda/internal/tensor_map.h>
 #include <gradtile/core/gemm/internal/gemm_candidates.h>
@@ -15,19 +13,7 @@ namespace gradtile::cuda {
 namespace {
 
 #ifdef GRADTILE_HAVE_HOPPER
-bool is_turned_off() {
-    const char* const value = std::getenv("GRADTILE_HOPPER_GEMM");
-    return value != nullptr && value == std::string_view("off");
-}
-
-/// Code for sm_90a runs only on GPUs with compute capability 9.0.
-bool is_hopper() {
-    int device = 0, major = 0, minor = 0;
-    cuda_check(cudaGetDevice(&device));
-    cuda_check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    cuda_check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-    return major == 9 && minor == 0;
-}
+constexpr const char* off_switch = "GRADTILE_HOPPER_GEMM";
 
 /// Whether TMA can address the rows of a matrix, and they are whole 16-byte pieces: a store writes whole
 /// pieces, also beyond a row's end.
@@ -58,8 +44,8 @@ std::vector<std::uint64_t> own_gemm_kernels() {
 const char* why_not_hopper_product(const ProductOperands& operands) {
     const Tensor &a = operands.a, &bias = operands.bias;
     if (!is_16_bit(a.dtype())) return "the operands do not have 16 bits";
-    if (!is_hopper()) return "the GPU is not of compute capability 9.0";
-    if (is_turned_off()) return "GRADTILE_HOPPER_GEMM is off";
+    if (!is_hopper(a.device())) return "the GPU is not of compute capability 9.0";
+    if (is_off(off_switch)) return "GRADTILE_HOPPER_GEMM is off";
     const auto are_copied = [&](std::initializer_list<Tensor> tensors) {
         for (const Tensor& x : tensors)
             if (x.defined() && (x.rank() != 2 || x.dtype() != a.dtype() || !has_matrix_map(x))) return false;
@@ -92,8 +78,8 @@ bool symmetric_product(const Context& ctx, const Tensor& result, const Tensor& x
                        const SymmetricProduct& product) {
     // With one tile in a row there is nothing to save.
     const bool saves = result.size(-1) > symmetric_tiles.rows();
-    if (!saves || result.dtype() != DType::bf16 || x.dtype() != DType::bf16 || !is_hopper() ||
-        is_turned_off() || !has_matrix_map(result) || !has_matrix_map(x) || x.elements() == 0)
+    if (!saves || result.dtype() != DType::bf16 || x.dtype() != DType::bf16 || !is_hopper(x.device()) ||
+        is_off(off_switch) || !has_matrix_map(result) || !has_matrix_map(x) || x.elements() == 0)
         return false;
     run_compiled_symmetric_product(ctx, result, x, product);
     return true;

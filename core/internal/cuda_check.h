@@ -24,6 +24,12 @@ void use_device(Device device);
 /// Whether this build holds machine code for the current device.
 bool kernels_run_here();
 
+/// Whether the GPU has compute capability 9.0. Code for sm_90a runs only on these GPUs.
+bool is_hopper(Device device);
+
+/// Whether this environment variable is "off". Such variables turn kernels off, for comparisons.
+bool is_off(const char* variable);
+
 /// Returns how much shared memory a block can have on the current device, in bytes. GRADTILE_SHARED_MEMORY
 /// lowers the number: with 101376 and GRADTILE_HOPPER_ATTENTION=off, a Hopper GPU runs the kernels that GPUs
 /// of compute capability 8.6, 8.9 and 12.x run, if the build has them.

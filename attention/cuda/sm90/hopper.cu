@@ -1,9 +1,7 @@
 #include <gradtile/attention/cuda/sm90/hopper.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <numbers>
-#include <string_view>
 
 #include <gradtile/attention/cuda/sm90/launch_candidate.h>
 #include <gradtile/attention/internal/gpu_dtypes.h>
@@ -13,15 +11,8 @@ namespace gradtile::attention::cuda {
 
 const char* why_no_sm90([[maybe_unused]] Device device) {
 #ifdef GRADTILE_HAVE_HOPPER
-    int major = 0, minor = 0;
-    gradtile::cuda::cuda_check(
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()));
-    gradtile::cuda::cuda_check(
-        cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index()));
-    if (major != 9 || minor != 0) return "the GPU is not of compute capability 9.0";
-    const char* const value = std::getenv("GRADTILE_HOPPER_ATTENTION");
-    const bool is_off = value != nullptr && value == std::string_view("off");
-    return is_off ? "GRADTILE_HOPPER_ATTENTION is off" : nullptr;
+    if (!gradtile::cuda::is_hopper(device)) return "the GPU is not of compute capability 9.0";
+    return gradtile::cuda::is_off("GRADTILE_HOPPER_ATTENTION") ? "GRADTILE_HOPPER_ATTENTION is off" : nullptr;
 #else
     return "this build has no code for sm_90a";
 #endif
