@@ -5,6 +5,7 @@
 
 #include <gradtile/core/cpu/lanes.h>
 #include <gradtile/core/cpu/vector_math.h>
+#include <gradtile/core/internal/data_or_null.h>
 #include <gradtile/layers/internal/cross_entropy_backend.h>
 #include <gradtile/layers/internal/softcap_formulas.h>
 #include <gradtile/layers/rows.h>
@@ -120,7 +121,7 @@ void cross_entropy_rows(const Context& ctx, const Tensor& losses, const Tensor& 
     visit_floating(logits.dtype(), [&]<class Sum>(TypeTag<Sum>) {
         visit_floating(d_logits.defined() ? d_logits.dtype() : logits.dtype(), [&]<class Out>(TypeTag<Out>) {
             if constexpr (sizeof(Out) <= sizeof(Sum) && std::is_same_v<Accumulator<Out>, Sum>) {
-                Out* const d_rows = d_logits.defined() ? d_logits.data<Out>() : nullptr;
+                Out* const d_rows = data_or_null<Out>(d_logits);
                 const std::int64_t d_stride = d_logits.defined() ? d_logits.stride(0) : 0;
                 parallel_ranges(ctx, logits.size(0), rows_per_block(width),
                                 [&](std::int64_t begin, std::int64_t end) {

@@ -2,7 +2,7 @@
 // loads are in flight at any moment. So each lane copies its own 16-byte weight vectors to a ring in shared
 // memory, many vectors ahead, and the first ones before the preceding kernel has ended. No other thread reads
 // a lane's vectors, so the ring needs no barrier.
-#include <gradtile/core/tensor.h>
+#include <gradtile/core/internal/data_or_null.h>
 #include <gradtile/layers/internal/activation_formulas.h>
 #include <gradtile/layers/internal/fused_linear_backend.h>
 #include <gradtile/core/cuda/device/async_copy.cuh>
@@ -331,11 +331,6 @@ bool in_vectors(const Tensor& x) {
     const auto size = static_cast<std::int64_t>(size_of(x.dtype()));
     return !x.defined() || (reinterpret_cast<std::uintptr_t>(x.raw_data()) % 16 == 0 &&
                             (x.rank() < 2 || x.size(0) == 1 || x.stride(0) * size % 16 == 0));
-}
-
-template <class T>
-const T* data_or_null(const Tensor& x) {
-    return x.defined() ? x.data<T>() : nullptr;
 }
 
 constexpr std::int64_t max_size = 1 << 24;

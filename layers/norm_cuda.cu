@@ -1,4 +1,5 @@
 // LayerNorm and RMSNorm on the GPU.
+#include <gradtile/core/internal/data_or_null.h>
 #include <gradtile/layers/internal/norm_backend.h>
 #include <gradtile/core/cuda/device/async_copy.cuh>
 #include <gradtile/layers/device/norm_rows.cuh>
@@ -399,10 +400,10 @@ void norm_forward(const Context& ctx, const NormOutputs& out, const Residual& re
                             .x = DeviceRows<const T>(x, "norm"),
                             .branch = branch.defined() ? DeviceRows<T>(branch, "norm") : DeviceRows<T>(),
                             .factors_of = DropoutFactors(mask),
-                            .mean = out.mean.defined() ? out.mean.data<S>() : nullptr,
+                            .mean = data_or_null<S>(out.mean),
                             .rstd = out.rstd.data<S>(),
                             .weight = weight.data<T>(),
-                            .bias = bias.defined() ? bias.data<T>() : nullptr,
+                            .bias = data_or_null<T>(bias),
                             .eps = static_cast<S>(parameters.eps),
                             .weight_offset = static_cast<S>(parameters.weight_offset)};
         const std::int64_t rows = norm.x.layout.rows;
@@ -449,17 +450,16 @@ std::int64_t norm_partials(std::int64_t rows, std::int64_t width) {
 void norm_backward(const Context& ctx, const NormGradients& out, const NormInputs& in) {
     visit_floating(in.x.dtype(), [&]<class T>(TypeTag<T>) {
         using S = Accumulator<T>;
-        const NormBackward<T> norm{
-            .dx = DeviceRows<T>(out.dx, "norm"),
-            .dy = DeviceRows<const T>(in.dy, "norm"),
-            .x = DeviceRows<const T>(in.x, "norm"),
-            .mean = in.mean.defined() ? in.mean.data<S>() : nullptr,
-            .rstd = in.rstd.data<S>(),
-            .weight = in.weight.data<T>(),
-            .weight_offset = static_cast<S>(in.weight_offset),
-            .partials = out.partials.data<S>(),
-            .column_sums = out.column_sums.defined() ? out.column_sums.data<S>() : nullptr,
-            .accumulate_dx = out.accumulate_dx};
+        const NormBackward<T> norm{.dx = DeviceRows<T>(out.dx, "norm"),
+                                   .dy = DeviceRows<const T>(in.dy, "norm"),
+                                   .x = DeviceRows<const T>(in.x, "norm"),
+                                   .mean = data_or_null<S>(in.mean),
+                                   .rstd = in.rstd.data<S>(),
+                                   .weight = in.weight.data<T>(),
+                                   .weight_offset = static_cast<S>(in.weight_offset),
+                                   .partials = out.partials.data<S>(),
+                                   .column_sums = data_or_null<S>(out.column_sums),
+                                   .accumulate_dx = out.accumulate_dx};
         const std::int64_t width = in.x.size(-1);
         const dim3 grid = blocks_for(out.partials.size(0), 1);
         const auto any_width = [&] {

@@ -1,6 +1,7 @@
 #include <array>
 
 #include <gradtile/core/cpu/lanes.h>
+#include <gradtile/core/internal/data_or_null.h>
 #include <gradtile/layers/internal/weighted_sum_backend.h>
 
 namespace gradtile::cpu {
@@ -23,7 +24,7 @@ std::vector<Term<T>> pointers_of(std::span<const WeightedTerm> terms) {
     std::vector<Term<T>> all;
     for (const WeightedTerm& term : terms)
         all.push_back({.x = term.x.data<T>(),
-                       .gradient = term.gradient.defined() ? term.gradient.data<T>() : nullptr,
+                       .gradient = data_or_null<T>(term.gradient),
                        .factor = convert<Accumulator<T>>(*term.factor.data<T>()),
                        .adds = term.adds_to_gradient});
     return all;

@@ -324,8 +324,7 @@ void naive_backward_typed(const Context& ctx, const FlashPlan& plan, const Resol
                   /*drops_elements=*/false);
     gemm(ctx, d_s, d_o.matrices(), v.matrices(), {.trans_b = true});  // dP
     for_every_row(ctx, rows, softmax_backward_kernel<T>, d_s.data<T>(), p.data<T>(),
-                  static_cast<const A*>(saved.lse.data<A>()),
-                  d_out.lse.defined() ? static_cast<const A*>(d_lse.tensor().data<A>()) : nullptr,
+                  static_cast<const A*>(saved.lse.data<A>()), data_or_null<A>(d_lse.tensor()),
                   into.sink.defined() ? delta.data<A>() : nullptr, rules);
     sum_bias_gradients<T>(ctx, options, d_s.data<T>(), saved.q, into);
     if (into.sink.defined())

@@ -526,13 +526,12 @@ void pairwise_backward(const Context& ctx, const ResolvedOptions& options, const
     if (enabled != nullptr)
         for (const MaybeWritten* x : {&d_q, &d_k, &d_v}) x->load(ctx);
     const PairwiseProblem<T> problem = problem_of<T>(options, q.tensor(), k.tensor(), v.tensor(), enabled);
-    const PairwiseBackwardProblem<T> backward{
-        .forward = problem,
-        .o = tensor_view<const T>(o.tensor()),
-        .d_o = tensor_view<const T>(d_o.tensor()),
-        .lse = saved.lse.data<A>(),
-        .lse_remainder = data_or_null<A>(saved.lse_remainder),
-        .d_lse = d_out.lse.defined() ? d_lse.tensor().template data<A>() : nullptr};
+    const PairwiseBackwardProblem<T> backward{.forward = problem,
+                                              .o = tensor_view<const T>(o.tensor()),
+                                              .d_o = tensor_view<const T>(d_o.tensor()),
+                                              .lse = saved.lse.data<A>(),
+                                              .lse_remainder = data_or_null<A>(saved.lse_remainder),
+                                              .d_lse = data_or_null<A>(d_lse.tensor())};
     const std::int64_t batch = saved.q.size(0);
     launch(ctx, tiled_backward_keys<T>, options.mask.keys, batch * saved.k.size(2), problem, backward,
            tensor_view<T>(d_k.tensor()), tensor_view<T>(d_v.tensor()));

@@ -1,6 +1,7 @@
 #pragma once
 /// INTERNAL. Adapts tensors to the layouts that kernels support. Kernels need adjacent elements in a row;
 /// tensors with other layouts are copied to or from scratch memory.
+#include <gradtile/core/internal/data_or_null.h>
 #include <gradtile/core/tensor_ops.h>
 
 namespace gradtile::attention {
@@ -52,12 +53,6 @@ class Readable {
     Tensor source_, tensor_;
     bool direct_;
 };
-
-/// The address of a tensor's elements; null if the tensor is undefined.
-template <class T>
-T* data_or_null(const Tensor& x) {
-    return x.defined() ? x.data<T>() : nullptr;
-}
 
 /// Returns a contiguous tensor: x itself or a copy. An undefined x stays undefined.
 inline Readable contiguous(const Context& ctx, const Tensor& x) {

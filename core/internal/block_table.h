@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include <gradtile/core/host_device.h>
+#include <gradtile/core/internal/data_or_null.h>
 #include <gradtile/core/tensor.h>
 
 namespace gradtile {
@@ -19,7 +20,7 @@ struct BlockTable {
 
     /// `table` is int32 [slots, blocks of a slot], or undefined.
     BlockTable(const Tensor& cache, const Tensor& table)
-        : entries(table.defined() ? table.data<std::int32_t>() : nullptr),
+        : entries(data_or_null<std::int32_t>(table)),
           slots(static_cast<int>(table.defined() ? table.size(0) : cache.size(0))),
           blocks_of_slot(table.defined() ? static_cast<int>(table.size(1)) : 1),
           blocks(static_cast<int>(cache.size(0))),

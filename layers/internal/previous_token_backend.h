@@ -3,6 +3,7 @@
 /// have a contiguous last axis and rows in at most two groups (rows.h), and nothing is empty.
 #include <gradtile/core/host_device.h>
 #include <gradtile/core/internal/cuda_function.h>
+#include <gradtile/core/internal/data_or_null.h>
 #include <gradtile/layers/documents.h>
 
 namespace gradtile {
@@ -35,8 +36,8 @@ struct TokenNeighbours {
     std::int64_t tokens = 0;
 
     explicit TokenNeighbours(const PreviousTokens& previous, const Tensor& x)
-        : place(previous.place.defined() ? previous.place.data<std::int32_t>() : nullptr),
-          sibling(previous.sibling.defined() ? previous.sibling.data<std::int32_t>() : nullptr),
+        : place(data_or_null<std::int32_t>(previous.place)),
+          sibling(data_or_null<std::int32_t>(previous.sibling)),
           tokens(x.size(1)) {}
 
     /// The predecessor of `token`, counted over the batch, or -1.

@@ -3,6 +3,7 @@
 // all elements in one pass.
 #include <algorithm>
 
+#include <gradtile/core/internal/data_or_null.h>
 #include <gradtile/train/optimizers/internal/elementwise_optimizer_backend.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -150,8 +151,7 @@ void step_of_type(const Context& ctx, const ElementArrays& arrays, const Element
           "elementwise optimizer: ", blocks.scratch.bytes(), " bytes of scratch; expected at least ",
           max_rate_groups * sizeof(Prepared));
     auto* const prepared = reinterpret_cast<Prepared*>(blocks.scratch.raw_data());
-    const double* const scale =
-        options.gradient_scale.defined() ? options.gradient_scale.data<double>() : nullptr;
+    const double* const scale = data_or_null<double>(options.gradient_scale);
     RateGroups groups{};
     std::ranges::copy(blocks.groups, groups.list);
     launch(ctx, prepare_kernel<Real, Rule, Formula>, dim3(1),

@@ -1,5 +1,6 @@
 // The whole gradient's norm on the GPU, in two stages. Every sum has a fixed order and there are no atomics,
 // so two runs agree to the bit.
+#include <gradtile/core/internal/data_or_null.h>
 #include <gradtile/train/optimizers/internal/global_norm_backend.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -98,10 +99,9 @@ void square_root(const Context& ctx, const Tensor& x) {
 
 void clip_scale(const Context& ctx, const Tensor& norm, const Tensor& scale, const ClipOptions& options) {
     const DType loss_dtype = options.loss.defined() ? options.loss.dtype() : DType::f64;
-    const volatile double* const interruption =
-        options.interruption.defined() ? options.interruption.data<double>() : nullptr;
+    const volatile double* const interruption = data_or_null<double>(options.interruption);
     visit_floating(loss_dtype, [&]<class T>(TypeTag<T>) {
-        const T* const loss = options.loss.defined() ? options.loss.data<T>() : nullptr;
+        const T* const loss = data_or_null<T>(options.loss);
         launch(ctx, clip_scale_kernel<T>, dim3(1), one_thread, norm.data<double>(), loss, interruption,
                options.max_norm, scale.data<double>());
     });

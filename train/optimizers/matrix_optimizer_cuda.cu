@@ -2,6 +2,7 @@
 // computes the matrix products. Blocks with the same blockIdx.y work on the same matrix.
 #include <algorithm>
 
+#include <gradtile/core/internal/data_or_null.h>
 #include <gradtile/train/optimizers/internal/matrix_optimizer_backend.h>
 #include <gradtile/core/cuda/device/convert.cuh>
 #include <gradtile/core/cuda/device/launch.cuh>
@@ -333,10 +334,6 @@ void launch_for_matrices(const Context& ctx, std::int64_t count, std::int64_t n,
            Block{.threads = threads_per_block, .starts_early = true}, arguments..., n);
 }
 
-const double* pointer_of(const Tensor& scale) {
-    return scale.defined() ? scale.data<double>() : nullptr;
-}
-
 const MatrixOffsets* offsets_of(const MatrixGroup& group) {
     return reinterpret_cast<const MatrixOffsets*>(group.on_device.raw_data());
 }
@@ -355,7 +352,7 @@ void matrix_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
                         ctx, matrices.count(), n, matrix_norm_parts,
                         momentum_kernel<width, Real, Gradient, Moment>,
                         static_cast<const Gradient*>(arrays.gradients.data<Gradient>()), offsets_of(matrices),
-                        pointer_of(scale), rule,
+                        data_or_null<double>(scale), rule,
                         static_cast<const std::int32_t*>(arrays.updates.data<std::int32_t>()), arrays.seed,
                         arrays.momentum.data<Moment>(), updates.data<Real>(), partial.data<double>());
                 });
@@ -376,7 +373,7 @@ void encode_momentum(const Context& ctx, const MatrixArrays& arrays, const Matri
                      const Tensor& scale, const Tensor& momentum) {
     launch_for_matrices<device::moments_per_thread>(
         ctx, matrices.count(), matrices.shape.elements(), 0, encode_momentum_kernel,
-        static_cast<const float*>(momentum.data<float>()), offsets_of(matrices), pointer_of(scale),
+        static_cast<const float*>(momentum.data<float>()), offsets_of(matrices), data_or_null<double>(scale),
         static_cast<const std::int32_t*>(arrays.updates.data<std::int32_t>()), arrays.seed,
         moments_at<MomentBlock>(arrays.momentum, 0));
 }
@@ -429,9 +426,9 @@ void row_factors(const Context& ctx, const MatrixArrays& arrays, const MatrixGro
                         ctx, matrices.count(), matrices.shape.elements(), matrix_norm_parts,
                         row_factors_kernel<width, Update, Real>,
                         static_cast<const Update*>(updates.data<Update>()), offsets_of(matrices),
-                        pointer_of(scale), static_cast<Real>(1.0 - beta2), arrays.second_moment.data<Real>(),
-                        rows.factors.data<Real>(), reinterpret_cast<RowSquares*>(rows.squares.data<double>()),
-                        cols);
+                        data_or_null<double>(scale), static_cast<Real>(1.0 - beta2),
+                        arrays.second_moment.data<Real>(), rows.factors.data<Real>(),
+                        reinterpret_cast<RowSquares*>(rows.squares.data<double>()), cols);
                 });
         });
     });
@@ -456,7 +453,7 @@ void matrix_apply(const Context& ctx, const MatrixArrays& arrays, const MatrixGr
                             ctx, matrices.count(), n, 0, apply_kernel<width, Update, Real, Weight, Value>,
                             static_cast<const Update*>(updates.data<Update>()), offsets_of(matrices),
                             row_pointers, static_cast<const double*>(rate.data<double>()), derived,
-                            pointer_of(options.gradient_scale), weight_data<Weight>(arrays.weights),
+                            data_or_null<double>(options.gradient_scale), weight_data<Weight>(arrays.weights),
                             arrays.values.data<Value>());
                     });
             });

@@ -4,6 +4,7 @@
 
 #include <gradtile/attention/internal/attention_backend.h>
 #include <gradtile/core/host_device.h>
+#include <gradtile/core/internal/data_or_null.h>
 
 namespace gradtile::attention::cuda {
 
@@ -21,7 +22,7 @@ struct ExactLse {
 
 /// A call's flags (ResolvedOptions::flags) for kernels; null without biases and row ranges.
 inline int* non_finite_flag(const ResolvedOptions& options) {
-    return options.flags.defined() ? options.flags.data<std::int32_t>() : nullptr;
+    return data_or_null<std::int32_t>(options.flags);
 }
 /// Backward kernels compute P in the exact form if this flag is set. Only biases make scores large.
 inline int* large_lse_flag(const ResolvedOptions& options) {

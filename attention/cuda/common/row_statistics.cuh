@@ -106,7 +106,7 @@ void launch_row_statistics(const Context& ctx, const Tensor& delta, const Tensor
     const RowStatistics<T> parameters{.delta = delta.data<A>(),
                                       .scaled_lse = scaled_lse.data<A>(),
                                       .lse = lse.data<A>(),
-                                      .d_lse = d_lse.defined() ? d_lse.data<A>() : nullptr,
+                                      .d_lse = data_or_null<A>(d_lse),
                                       .lse_factor = static_cast<A>(lse_factor),
                                       .delta_factor = static_cast<A>(delta_factor),
                                       .has_large_lse = has_large_lse,

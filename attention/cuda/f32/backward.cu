@@ -552,7 +552,7 @@ void f32_backward(const Context& ctx, const FlashPlan& plan, const ResolvedOptio
         .d_q_pairs = has_vector_rows(d_q.tensor(), 8),
         .d_k_pairs = has_vector_rows(d_k.tensor(), 8),
         .d_v_pairs = has_vector_rows(d_v.tensor(), 8),
-        .turns = turns.defined() ? turns.data<std::int32_t>() : nullptr,
+        .turns = data_or_null<std::int32_t>(turns),
         .turn_steps = static_cast<int>(f32_turn_steps(options.packed, queries)),
         .row_ranges = launch_row_ranges(ctx, options, saved.q.size(0), saved.q.size(2), plan.tiles.keys,
                                         scratch[ScratchUse::row_ranges])};
