@@ -56,6 +56,12 @@ elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
   endif()
   target_compile_options(gradtile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-psabi>)  # notes about GCC 10's calls
 endif()
+# Sources for instruction sets that the building machine may lack; the library chooses at run time.
+include(CheckCXXCompilerFlag)
+check_cxx_compiler_flag("-mavx512f -mavx512bf16" GRADTILE_COMPILER_HAS_AVX512_BF16)
+# GCC 12's own AVX-512 header causes these two warnings (GCC bug 105593).
+set(GRADTILE_AVX512_FLAGS -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -Wno-uninitialized -Wno-maybe-uninitialized)
+set(GRADTILE_AVX512_BF16_FLAGS ${GRADTILE_AVX512_FLAGS} -mavx512bf16)
 set(GRADTILE_SANITIZE "" CACHE STRING "Sanitizers to build with, for example address,undefined or thread")
 if(GRADTILE_SANITIZE)
   # -fno-sanitize-recover generates no code for continuing after a finding, which saves a quarter of the compile time.

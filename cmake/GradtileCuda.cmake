@@ -15,7 +15,12 @@ if(GRADTILE_CUDA)
     endif()
   endif()
   if(CMAKE_CUDA_COMPILER AND CMAKE_CUDA_ARCHITECTURES)
-    # Kernels that need sm_90a are compiled for it alone: assembled, or as PTX if the whole build is (90a-virtual).
+    # Kernels that need sm_90a are compiled for it alone, and only if the build's architectures contain 90a: assembled, or as
+    # PTX if the whole build is (90a-virtual).
+    set(GRADTILE_HAS_HOPPER OFF)
+    if(CMAKE_CUDA_ARCHITECTURES MATCHES "(^|;)90a")
+      set(GRADTILE_HAS_HOPPER ON)
+    endif()
     set(GRADTILE_HOPPER_ARCHITECTURE 90a-real)
     if(CMAKE_CUDA_ARCHITECTURES STREQUAL "90a-virtual")
       set(GRADTILE_HOPPER_ARCHITECTURE 90a-virtual)
@@ -32,6 +37,14 @@ if(GRADTILE_CUDA)
     set(GRADTILE_HAVE_CUDA ON)
   endif()
 endif()
+# Adds sources that are compiled for sm_90a alone to the library.
+function(gradtile_hopper_library target)
+  add_library(${target} OBJECT ${ARGN})
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES ${GRADTILE_HOPPER_ARCHITECTURE})
+  target_include_directories(${target} PRIVATE ${GRADTILE_INCLUDE_ROOT})
+  target_link_libraries(${target} PRIVATE gradtile_options gradtile_dependencies)
+  target_sources(gradtile PRIVATE $<TARGET_OBJECTS:${target}>)
+endfunction()
 if(GRADTILE_HAVE_CUDA)
   # cuBLAS is loaded at the first matrix product on a GPU (core/gemm/cublas.cpp), so only its header is needed here.
   target_link_libraries(gradtile_dependencies INTERFACE CUDA::cudart_static)
