@@ -53,6 +53,17 @@ struct TaskOrder {
                   in_set = index - first * parts;
         return {first + in_set % cached_heads, in_set / cached_heads};
     }
+    /// The order for row ranges. A few parts may have most of the work, as with keys that all rows see: the
+    /// longest parts of all heads precede the sets, so that none of them starts near the end of the run.
+    GRADTILE_HOST_DEVICE Task longest_first(int index) const {
+        constexpr int share = 16;
+        const int longest = (parts + share - 1) / share;
+        if (index < longest * batch_heads) return {index % batch_heads, index / batch_heads};
+        TaskOrder rest = *this;
+        rest.parts -= longest;
+        const Task task = rest(index - longest * batch_heads);
+        return {task.batch_head, longest + task.part};
+    }
 };
 
 /// Iterates over the row blocks that see a key block: over the group's query heads and, for each head, over

@@ -34,7 +34,7 @@ struct KeyTask {
         const int index = atomicAdd(p.params.next_task, 1);
         if constexpr (Policy::has_ranges) {
             if (index >= p.tasks) return {.batch_head = -1, .block = 0, .has_rows = false};
-            const TaskOrder::Task task = p.params.order(index);
+            const TaskOrder::Task task = p.params.order.longest_first(index);
             const KeyTask first(p, {task.batch_head, 0, true});
             RangedBlock ranged{task.batch_head,
                                p.params.row_ranges.order.of(first.batch, first.head)[task.part], true};

@@ -120,7 +120,7 @@ __device__ __forceinline__ void for_each_ranged_row_task(const HopperForwardPara
         // The result of atomicAdd arrives while this task's copies are started.
         int next = 0;
         if (lane_index() == 0) next = static_cast<int>(gridDim.x) + atomicAdd(order.taken, 1);
-        const TaskOrder::Task task = p.order(index);
+        const TaskOrder::Task task = p.order.longest_first(index);
         const int batch = task.batch_head / p.sizes.heads, head = task.batch_head - batch * p.sizes.heads;
         f(RowTask{batch, head, order.of(batch, head)[task.part] * Policy::tiles.rows()});
         index = __shfl_sync(~0u, next, 0);
