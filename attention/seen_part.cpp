@@ -21,8 +21,9 @@ bool has_unseen_keys(const ResolvedOptions& options) {
 bool has_unseen_rows(const ResolvedOptions& options) {
     const Mask& mask = options.mask;
     if (!options.packed) return length(seen_ranges(mask).rows) < mask.queries;
+    // Without a mask only the rows of a sequence without keys see none. Only a sink's gradient reads them.
     return !has_same_lengths(options.packed) &&
-           (mask.right >= 0 || (options.packed.top_left && mask.left >= 0));
+           (mask.right >= 0 || (options.packed.top_left && mask.left >= 0) || options.scores.sink != nullptr);
 }
 
 /// The keys that kernels get: the seen ones, or all keys where skipping unseen ones would change the results.

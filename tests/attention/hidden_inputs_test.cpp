@@ -67,7 +67,7 @@ struct Call {
 };
 
 struct Results {
-    Numbers o, lse, d_q, d_k, d_v, d_bias;
+    Numbers o, lse, d_q, d_k, d_v, d_bias, d_sink;
 };
 
 Results run(const Context& ctx, const Call& call, Algorithm algorithm) {
@@ -87,9 +87,15 @@ Results run(const Context& ctx, const Call& call, Algorithm algorithm) {
     Saved saved;
     const Tensor o = forward(ctx, q, k, v, options, saved);
     const Gradients gradients = backward(ctx, d_o, options, saved);
-    Results results{to_host(ctx, o),           to_host(ctx, saved.lse),   to_host(ctx, gradients.q),
-                    to_host(ctx, gradients.k), to_host(ctx, gradients.v), {}};
+    Results results{to_host(ctx, o),
+                    to_host(ctx, saved.lse),
+                    to_host(ctx, gradients.q),
+                    to_host(ctx, gradients.k),
+                    to_host(ctx, gradients.v),
+                    {},
+                    {}};
     if (gradients.biases[0].defined()) results.d_bias = to_host(ctx, gradients.biases[0]);
+    if (gradients.sink.defined()) results.d_sink = to_host(ctx, gradients.sink);
     return results;
 }
 
@@ -111,7 +117,9 @@ void expect_near(const Results& x, const Results& expected, double error) {
     expect_near("dQ", x.d_q, expected.d_q, error);
     expect_near("dK", x.d_k, expected.d_k, error);
     expect_near("dV", x.d_v, expected.d_v, error);
-    expect_near("gradient of the bias", x.d_bias, expected.d_bias, std::max(error, 1e-6));  // may be float32
+    const double error_of_sums = std::max(error, 1e-6);  // may be float32
+    expect_near("gradient of the bias", x.d_bias, expected.d_bias, error_of_sums);
+    expect_near("gradient of the sink", x.d_sink, expected.d_sink, error_of_sums);
 }
 
 class HiddenInputs : public EveryDevice {
@@ -315,6 +323,17 @@ TEST_P(HiddenInputs, WhatTheMaskHidesChangesNothing) {
                     poison_rows(c, 0, 100, 120);
                     poison_rows(c, 1, 110, 150);
                     poison_keys(c, 1, 140, 150);
+                });
+            }
+            {
+                SCOPED_TRACE("packed sequences without keys or without rows");
+                Call call({.queries = 150, .keys = 150, .dim = dim}, dtype);
+                call.options.cumulative_q = from_host(ctx(), Numbers{0, 90, 90, 300}, {4}, DType::i32);
+                call.options.cumulative_k = from_host(ctx(), Numbers{0, 0, 110, 300}, {4}, DType::i32);
+                with_options(call);
+                hide_and_expect_no_change(ctx(), call, [](Call& c) {
+                    poison_rows(c, 0, 0, 90);
+                    poison_keys(c, 0, 0, 110);
                 });
             }
         }

@@ -19,7 +19,7 @@ class AttentionCudaCandidates : public AttentionCudaDtypes {
         const Inputs in = random_inputs(cpu, problem, dtype), moved = on_gpu(in);
         const Result naive = run(cpu, in, problem.options(Algorithm::naive));
         const Reference reference = float64_reference(cpu, problem, in, roundoff_of(dtype, Device::cuda(0)));
-        Options options = problem.options(Algorithm::flash);
+        Options options = moved.with_tensors(problem.options(Algorithm::flash));
         options.deterministic = deterministic;
         Saved saved;
         forward(gpu(), moved.q, moved.k, moved.v, options, saved);

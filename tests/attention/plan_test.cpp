@@ -205,14 +205,14 @@ const Row table[] = {
      "heads in a set 48, dQ added by bulk, scratch bytes 52101124; the GPU has wgmma and TMA"},
     {gpt2.with(add_row_ranges<false>), h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 64, with row ranges, consumers 3, "
-     "rows 192, keys 128, stages 2, stages of Q 2, in turns, single row blocks, heads in a set 96, scratch "
+     "rows 192, keys 128, stages 2, stages of Q 2, in turns, single row blocks, heads in a set 192, scratch "
      "bytes 26760; the GPU has wgmma and TMA"},
     {gpt2.with(add_row_ranges<true>).backward(), h100, Family::sm90,
      "Hopper's asynchronous products and copies; head dim 64, with row ranges, consumers 2, rows 128, keys "
      "128, stages 1, heads in a set 48, dQ added by bulk, scratch bytes 52238648; the GPU has wgmma and TMA"},
     {llama.with(add_row_ranges<false>), h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 128, with row ranges, consumers 2, "
-     "rows 128, keys 128, stages 2, stages of Q 2, in turns, single row blocks, heads in a set 12, scratch "
+     "rows 128, keys 128, stages 2, stages of Q 2, in turns, single row blocks, heads in a set 24, scratch "
      "bytes 82248; the GPU has wgmma and TMA"},
     {llama.with(add_row_ranges<false>).backward(), h100, Family::sm90,
      "Hopper's asynchronous products and copies; head dim 128, with row ranges, consumers 2, rows 64, keys "
