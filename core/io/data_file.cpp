@@ -22,7 +22,8 @@ struct FileStatus {
 
 FileStatus status_of(const Descriptor& file, const std::string& path) {
     struct stat status {};
-    check(::fstat(*file, &status) == 0, path, ": cannot be examined: ", std::strerror(errno));
+    const int result = ::fstat(*file, &status);
+    check(result == 0, path, ": cannot be examined: ", std::strerror(errno));
     return {status.st_mode, status.st_size, os::modification_time(status)};
 }
 
@@ -75,14 +76,21 @@ void DataFile::require_same_size() const {
           " (it was changed while it was read)");
 }
 
-void raise_open_file_limit(std::size_t count) {
-    constexpr rlim_t for_everything_else = 512;
+void require_open_files(std::size_t count, std::string_view purpose) {
+    constexpr rlim_t of_small_run = 32, of_large_run = 512;
     struct rlimit limit {};
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;  // open() then reports the error
-    const rlim_t wanted = std::min<rlim_t>(count + for_everything_else, limit.rlim_max);
-    if (limit.rlim_cur >= wanted) return;
-    limit.rlim_cur = wanted;
-    ::setrlimit(RLIMIT_NOFILE, &limit);
+    const rlim_t wanted = std::min<rlim_t>(count + of_large_run, limit.rlim_max);
+    if (limit.rlim_cur < wanted) {
+        struct rlimit raised = limit;
+        raised.rlim_cur = wanted;
+        if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+    }
+    const rlim_t needed = count + of_small_run;
+    check(limit.rlim_cur >= needed, "ulimit -n: at most ", limit.rlim_cur, " open files; expected ", needed,
+          " or more for ", purpose,
+          "; start from a new shell, or raise the hard limit (limits.conf, docker --ulimit nofile=", needed,
+          ")");
 }
 
 }  // namespace gradtile

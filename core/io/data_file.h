@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include <gradtile/core/descriptor.h>
 
@@ -42,8 +43,9 @@ class DataFile {
     std::int64_t changed_ = 0;  // modification time in nanoseconds
 };
 
-/// Raises the limit on open files, if the system allows it, so that `count` data files and some hundred other
-/// files can be open. Each shard of a data set stays open, and the usual limit is 1024.
-void raise_open_file_limit(std::size_t count);
+/// Raises the limit on open files, if the system allows it, so that `count` files and some hundred others can
+/// be open. Throws Error when the limit does not even allow for the files and what every run opens. `purpose`
+/// says what needs the files: "4 processes".
+void require_open_files(std::size_t count, std::string_view purpose);
 
 }  // namespace gradtile

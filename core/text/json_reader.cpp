@@ -71,7 +71,7 @@ class EventAdapter final : public nlohmann::json_sax<json> {
         if (next_long_ < long_strings_.size() && long_strings_[next_long_].number == number)
             return std::move(long_strings_[next_long_++].value);
         constexpr std::size_t min_moved = 4096;
-        return value.size() < min_moved ? value : std::move(value);
+        return value.capacity() < min_moved ? value : std::move(value);
     }
     bool scalar(JsonValue value) {
         handler_.scalar(std::move(value));
@@ -176,8 +176,12 @@ void read_json(std::string_view text, std::string_view source, JsonHandler& hand
 JsonValue parse_json(std::string_view text, std::string_view source, const std::vector<JsonRoute>& routes,
                      std::size_t max_string_bytes) {
     JsonBuilder builder;
-    Router router(builder, routes);
-    read_json(text, source, router, max_string_bytes);
+    if (routes.empty()) {
+        read_json(text, source, builder, max_string_bytes);
+    } else {
+        Router router(builder, routes);
+        read_json(text, source, router, max_string_bytes);
+    }
     return builder.take();
 }
 

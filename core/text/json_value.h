@@ -55,9 +55,9 @@ class JsonValue {
     static JsonValue object_of(Object members);
 
     JsonValue(const JsonValue& other);
-    JsonValue(JsonValue&& other) noexcept : value_(std::exchange(other.value_, {})) {}
+    JsonValue(JsonValue&& other) noexcept : value_(std::move(other.value_)) { other.value_.emplace<0>(); }
     JsonValue& operator=(JsonValue other) noexcept {
-        value_ = std::exchange(other.value_, {});
+        value_ = std::move(other.value_);
         return *this;
     }
     ~JsonValue() = default;

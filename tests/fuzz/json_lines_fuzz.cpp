@@ -13,7 +13,7 @@ using namespace gradtile;
 using fuzz::require;
 
 void read_questions(std::string_view text) {
-    for (const ChoiceQuestion& question : parse_choice_questions(text, "input")) {
+    for (const ChoiceQuestion& question : read_choice_questions(TextReader(text, "input"))) {
         require(!question.context.empty() && question.choices.size() >= 2);
         require(question.label < question.choices.size());
     }

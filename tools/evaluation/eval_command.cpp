@@ -113,8 +113,7 @@ JsonValue json_of_answer(const ChoiceAnswer& answer, const ChoiceQuestion& quest
 }
 
 void eval_task(const Flags& flags, const LanguageModel& model) {
-    const std::vector<ChoiceQuestion> questions =
-        parse_choice_questions(open_text(flags.task).read_all(3), flags.task);
+    const std::vector<ChoiceQuestion> questions = read_choice_questions(open_text(flags.task));
     LineProgress progress;
     const ChoiceEvaluation result = evaluate_choices(
         model, questions, {.batch = flags.batch, .on_progress = [&](std::int64_t done, std::int64_t choices) {

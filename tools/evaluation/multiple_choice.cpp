@@ -160,11 +160,18 @@ std::size_t lowest(const std::vector<ChoiceLoss>& losses, const Loss& loss) {
 
 }  // namespace
 
-std::vector<ChoiceQuestion> parse_choice_questions(std::string_view text, std::string_view source) {
+std::vector<ChoiceQuestion> read_choice_questions(TextReader text) {
+    const std::string source = text.name();
     std::vector<ChoiceQuestion> questions;
-    for_each_json_line(text, source, [&](const JsonValue& line, const std::string& where) {
-        questions.push_back(question_of(line, where));
-    });
+    std::size_t bytes = 0;
+    JsonLines lines(std::move(text));
+    for (JsonValue line; lines.next(line);) {
+        const ChoiceQuestion& question = questions.emplace_back(question_of(line, lines.where()));
+        bytes += question.context.size();
+        for (const std::string& choice : question.choices) bytes += choice.size();
+        check(bytes <= max_choice_bytes, lines.where(), ": the questions have more than ", max_choice_bytes,
+              " bytes of text");
+    }
     check(!questions.empty(), source, ": has no question");
     return questions;
 }

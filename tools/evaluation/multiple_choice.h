@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include <gradtile/train/data/readers/byte_source.h>
 #include <gradtile/train/model/language_model.h>
 
 namespace gradtile {
@@ -16,10 +16,13 @@ struct ChoiceQuestion {
     std::size_t label = 0;  ///< the right choice's index
 };
 
-/// Returns the questions in a file's text: JSON Lines with "ctx" or "context", "endings" or "choices", and
-/// "label" (an index, as a number or as text). Other members and empty lines are skipped. Throws Error
-/// "SOURCE: line N: ..." naming what was expected.
-std::vector<ChoiceQuestion> parse_choice_questions(std::string_view text, std::string_view source);
+/// The most text that questions may have: they are held in memory, and a compressed file may hold any number.
+constexpr std::size_t max_choice_bytes = std::size_t{1} << 30;
+
+/// Returns a file's questions: JSON Lines with "ctx" or "context", "endings" or "choices", and "label" (an
+/// index, as a number or as text). Other members and empty lines are skipped. Each line is checked before the
+/// next one is read. Throws Error "FILE: line N: ..." naming what was expected.
+std::vector<ChoiceQuestion> read_choice_questions(TextReader text);
 
 /// A choice's loss: the sum of -ln p over its tokens, given the context.
 struct ChoiceLoss {

@@ -61,11 +61,13 @@ std::string prompt_of_file(const std::string& path) {
 /// Returns the prompts in JSON Lines: {"prompt": "..."}, other members are skipped.
 std::vector<std::string> prompts_of_json(std::string_view text, const std::string& source) {
     std::vector<std::string> prompts;
-    for_each_json_line(text, source, [&](const JsonValue& value, const std::string& where) {
+    JsonLines lines(TextReader(text, source));
+    for (JsonValue value; lines.next(value);) {
         const bool has_text = value.contains("prompt") && value["prompt"].is_string();
-        check(has_text, where, R"(: expected an object with the text of a prompt, {"prompt": "..."})");
+        check(has_text, lines.where(),
+              R"(: expected an object with the text of a prompt, {"prompt": "..."})");
         prompts.push_back(value["prompt"].get<std::string>());
-    });
+    }
     return prompts;
 }
 

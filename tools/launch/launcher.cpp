@@ -13,6 +13,7 @@
 #include <optional>
 #include <tuple>
 
+#include <gradtile/core/io/data_file.h>
 #include <gradtile/core/os/internal/operating_system.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/command_line/usage_error.h>
@@ -378,6 +379,10 @@ bool contains_run(const std::filesystem::path& directory) {
 }  // namespace
 
 int launch(const Launch& launch) {
+    // Checked here, because a process that cannot open a connection leaves the others waiting for it.
+    constexpr std::size_t connections = 4;
+    const auto processes = static_cast<std::size_t>(launch.processes);
+    if (processes > 1) require_open_files(connections * processes, concat(processes, " processes"));
     const BlockedSignals signals;
     // Starting a new run in a directory that already contains a run fails; that other run must not be
     // resumed.

@@ -60,22 +60,39 @@ JsonValue member_or_null(const JsonValue& object, const char* name) {
     return member ? *member : JsonValue();
 }
 
+/// Each listed file takes three of the max_json_values that a checkpoint's text may have.
+constexpr std::size_t max_listed_files = 5'000;
+
+/// [{"bytes", "hash"}, ...], or {"files", "bytes", "hash"} for more files than a checkpoint can list.
+JsonValue contents_to_json(const std::vector<DataContent>& contents) {
+    JsonValue list = JsonValue::array();
+    std::int64_t bytes = 0;
+    for (const DataContent& content : contents) {
+        list.push_back(content.to_json());
+        bytes += content.bytes;
+    }
+    if (contents.size() <= max_listed_files) return list;
+    return JsonValue::object(
+        {{"files", contents.size()}, {"bytes", bytes}, {"hash", "sha256-of-list:" + sha256(list.dump())}});
+}
+
 void require_same_content(const std::string& path, const std::vector<DataContent>& contents,
                           const JsonValue& expected) {
     if (expected.is_null()) return;
-    check(expected.is_array(), path, ": the checkpoint's record of its data is damaged");
-    check(contents.size() == expected.size(), path, ": ", contents.size(),
-          contents.size() == 1 ? " file" : " files", "; the run was made with ", expected.size());
-    for (std::size_t i = 0; i < contents.size(); ++i) {
-        const JsonValue actual = contents[i].to_json();
-        if (actual == expected[i]) continue;
-        const std::string shard = contents.size() == 1 ? "" : concat("file ", i + 1, " ");
-        for (const char* const key : {"bytes", "hash"}) {
-            const JsonValue was = member_or_null(expected[i], key);
-            check(was == actual[key], path, ": ", shard, "is not the data that the run was made with: ", key,
-                  " ", actual[key], ", not ", was);
-        }
-    }
+    const JsonValue actual = contents_to_json(contents);
+    const JsonValue files = expected.is_array() ? expected.size() : member_or_null(expected, "files");
+    check(files.is_number(), path, ": the checkpoint's record of its data is damaged");
+    check(files == contents.size(), path, ": ", contents.size(), contents.size() == 1 ? " file" : " files",
+          "; the run was made with ", files);
+    const auto require_same = [&](const JsonValue& is, const JsonValue& was, const std::string& shard) {
+        for (const char* const key : {"bytes", "hash"})
+            check(member_or_null(was, key) == is[key], path, ": ", shard,
+                  "is not the data that the run was made with: ", key, " ", is[key], ", not ",
+                  member_or_null(was, key));
+    };
+    if (actual.is_object()) return require_same(actual, expected, "");
+    for (std::size_t i = 0; i < contents.size(); ++i)
+        require_same(actual[i], expected[i], contents.size() == 1 ? "" : concat("file ", i + 1, " "));
 }
 
 /// What a text's tokens are called: "characters", "bytes", "BPE tokens" or "Unigram tokens".
@@ -230,12 +247,6 @@ Source open_source(const std::string& path, const SourceOptions& options) {
 void require_tokenizer(const std::string& path, const std::optional<Tokenizer>& tokenizer) {
     check(is_token_file(path) || tokenizer.has_value(), path,
           ": is text, but the model was trained on token files and has no tokenizer");
-}
-
-JsonValue contents_to_json(const std::vector<DataContent>& contents) {
-    JsonValue list = JsonValue::array();
-    for (const DataContent& content : contents) list.push_back(content.to_json());
-    return list;
 }
 
 /// Splits the documents: training gets the first ones. A single document is not divided.

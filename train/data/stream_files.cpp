@@ -38,7 +38,9 @@ std::uint64_t hash_of_name(const std::string& name) {
 StreamFiles::StreamFiles(std::vector<std::string> paths, const JsonValue& expected, const std::string& data)
     : paths_(std::move(paths)) {
     check(paths_.size() <= max_stream_files, data, ": names ", paths_.size(), " files; expected at most ",
-          max_stream_files, " for stream-buffer");
+          max_stream_files,
+          " for stream-buffer; join them into fewer JSON Lines files, or use --token-cache DIR instead of "
+          "--stream-buffer");
     const std::filesystem::path base = base_of(data);
     for (const std::string& path : paths_) {
         const DataFile file(path);

@@ -240,7 +240,7 @@ TokenFile open_token_file(const std::string& path, const TokenFileOptions& optio
     check(options.vocabulary >= 0, path, ": vocabulary: ", options.vocabulary, "; expected 0 or more");
     if (!is_pattern(path)) return open_one(path, options);
     const std::vector<std::string> names = data_files(path);
-    raise_open_file_limit(names.size());
+    require_open_files(names.size(), concat(names.size(), " shards, which stay open"));
     std::vector<TokenSequence> parts;
     TokenFile full;
     for (const std::string& name : names) {

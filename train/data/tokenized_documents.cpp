@@ -265,15 +265,16 @@ std::optional<TokenizedDocuments> CacheEntry::read(const std::optional<Tokenizer
     require(text_bytes >= 0 && text_bytes <= file.size() - std::ssize(head), "the length of its description");
     std::string text(static_cast<std::size_t>(text_bytes), '\0');
     file.read(std::ssize(head), std::as_writable_bytes(std::span(text)));
-    const JsonValue description = parse_json(text, documents_path_);
-    require(description["key"].text() == key_, "it belongs to other data");
-
     TokenizedDocuments documents;
+    // An element for each file: there may be more than a JsonValue can hold.
+    JsonElements contents(JsonElements::Of::array, [&](const std::string&, const JsonValue& content) {
+        documents.contents.push_back({content["bytes"].get<std::int64_t>(), content["hash"].text()});
+    });
+    const JsonValue description = parse_json(text, documents_path_, {{{"contents"}, contents}});
+    require(description["key"].text() == key_, "it belongs to other data");
     const int kind = description["kind"].get<int>();
     require(kind >= 0 && kind <= static_cast<int>(DocumentKind::shared_prompts), "the documents' kind");
     documents.kind = static_cast<DocumentKind>(kind);
-    for (const JsonValue& content : description["contents"].elements())
-        documents.contents.push_back({content["bytes"].get<std::int64_t>(), content["hash"].text()});
     documents.tokenizer =
         tokenizer ? *tokenizer : Tokenizer::from_json(description["tokenizer"].text(), documents_path_);
     std::vector<bool> is_target;

@@ -16,7 +16,8 @@ namespace gradtile {
 
 Digest random_digest() {
     Digest digest{};
-    check(::getentropy(digest.data(), digest.size()) == 0, "getentropy failed: ", std::strerror(errno));
+    const int result = ::getentropy(digest.data(), digest.size());
+    check(result == 0, "getentropy failed: ", std::strerror(errno));
     return digest;
 }
 

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/io/file_system.h>
 #include <gradtile/core/os/internal/operating_system.h>
 
 namespace gradtile {
@@ -59,8 +60,8 @@ std::optional<LocalAddress> parse_numeric_address(const std::string& address) {
 int port_of(const Descriptor& socket) {
     sockaddr_storage own{};
     socklen_t size = sizeof own;
-    check(::getsockname(*socket, reinterpret_cast<sockaddr*>(&own), &size) == 0,
-          "control connection: ", std::strerror(errno));
+    const int result = ::getsockname(*socket, reinterpret_cast<sockaddr*>(&own), &size);
+    check(result == 0, "control connection: ", std::strerror(errno));
     return own.ss_family == AF_INET6 ? ntohs(reinterpret_cast<const sockaddr_in6&>(own).sin6_port)
                                      : ntohs(reinterpret_cast<const sockaddr_in&>(own).sin_port);
 }
@@ -140,7 +141,7 @@ Descriptor try_to_connect(const Address& address, SteadyTime deadline, std::stri
 
 WakeUp::WakeUp() {
     int ends[2] = {-1, -1};
-    check(os::make_pipe(ends) == 0, "control connection: ", std::strerror(errno));
+    file_check(os::make_pipe(ends), "create a control connection");
     read_end_ = Descriptor(ends[0]);
     write_end_ = Descriptor(ends[1]);
 }
@@ -186,7 +187,7 @@ Descriptor accept_from(const Listener& listener) {
 
 std::pair<Descriptor, Descriptor> connected_pair() {
     int ends[2] = {-1, -1};
-    check(os::make_socket_pair(ends) == 0, "control connection: ", std::strerror(errno));
+    file_check(os::make_socket_pair(ends), "create a control connection");
     return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 

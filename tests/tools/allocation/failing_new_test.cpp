@@ -140,9 +140,10 @@ TEST(FailingNew, WhileLinesAreRead) {
                    "\n{\"messages\":[{\"role\":[{}]}]}\n");
     expect_survival([&] { test::documents_in({conversations}); });
     expect_survival([] {
-        parse_choice_questions(R"({"ctx":"a text of more than fifteen bytes","endings":["b","c"],"label":0})"
-                               "\n{\"ctx\":{\"a\":[1]}}\n",
-                               "q.jsonl");
+        read_choice_questions(
+            TextReader(R"({"ctx":"a text of more than fifteen bytes","endings":["b","c"],"label":0})"
+                       "\n{\"ctx\":{\"a\":[1]}}\n",
+                       "q.jsonl"));
     });
     const std::string metrics = place.write("metrics.jsonl",
                                             "{\"step\":1,\"loss\":2.5,\"x\":[{\"y\":1}]}\n[[1],[2]]\n"

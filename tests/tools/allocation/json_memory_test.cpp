@@ -305,7 +305,7 @@ TEST(JsonMemory, JsonLines) {
         const std::string path = place.write("c.jsonl", text);
         expect_small(what, text.size(), [&] { message_of([&] { test::documents_in({path}); }); });
         expect_small(what, text.size(),
-                     [&] { message_of([&] { parse_choice_questions(text, "q.jsonl"); }); });
+                     [&] { message_of([&] { read_choice_questions(TextReader(text, "q.jsonl")); }); });
     };
     std::string conversations, questions;
     for (int i = 0; i < 20'000; ++i) {
@@ -321,7 +321,7 @@ TEST(JsonMemory, JsonLines) {
                  [&] { EXPECT_EQ(test::documents_in({path}).size(), 20'001u); });
     questions += R"({"ctx":")" + filler + R"(","endings":["b","c"],"label":0})" + "\n";
     expect_small("questions", questions.size(),
-                 [&] { EXPECT_EQ(parse_choice_questions(questions, "q.jsonl").size(), 20'001u); });
+                 [&] { EXPECT_EQ(read_choice_questions(TextReader(questions, "q.jsonl")).size(), 20'001u); });
     for (const std::string& text : hostile_texts()) expect_small_lines(text, text.substr(0, 40));
 }
 

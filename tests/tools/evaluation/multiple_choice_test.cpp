@@ -154,12 +154,15 @@ TEST(Evaluation, ABatchOfNothingIsRefused) {
     }
 }
 
+std::vector<ChoiceQuestion> questions_in(std::string_view text) {
+    return read_choice_questions(TextReader(text, "t.jsonl"));
+}
+
 TEST(MultipleChoice, ReadsTheMembersOfHellaSwagAndTheirOtherNames) {
-    const std::vector<ChoiceQuestion> questions = parse_choice_questions(
+    const std::vector<ChoiceQuestion> questions = questions_in(
         R"({"ind": 4, "ctx": "a", "endings": ["b", "c", "d", "e"], "label": "3", "split": "val"})"
         "\n"
-        R"({"context": "x", "choices": ["y", "z"], "label": 0})",
-        "t.jsonl");
+        R"({"context": "x", "choices": ["y", "z"], "label": 0})");
     ASSERT_EQ(questions.size(), 2u);
     EXPECT_EQ(questions[0].context, "a");
     EXPECT_THAT(questions[0].choices, ElementsAre("b", "c", "d", "e"));
@@ -167,9 +170,34 @@ TEST(MultipleChoice, ReadsTheMembersOfHellaSwagAndTheirOtherNames) {
     EXPECT_EQ(questions[1].label, 0u);
 }
 
+/// A wrong line, then lines without an end.
+class WrongLine final : public ByteSource {
+  public:
+    explicit WrongLine(std::int64_t& read) : read_(read) {}
+    std::size_t read(std::span<std::byte> out) override {
+        std::ranges::fill(out, std::byte{'\n'});
+        if (read_ == 0) out.front() = std::byte{'3'};
+        read_ += std::ssize(out);
+        if (read_ > 100'000'000) throw Error("all of it was read");
+        return out.size();
+    }
+    std::int64_t file_bytes() const override { return read_; }
+
+  private:
+    std::int64_t& read_;
+};
+
+TEST(MultipleChoice, AWrongLineIsReportedBeforeTheNextOnesAreRead) {
+    std::int64_t read = 0;
+    EXPECT_THAT(
+        message_of([&] { read_choice_questions(TextReader(std::make_unique<WrongLine>(read), "t.jsonl")); }),
+        HasSubstr("t.jsonl: line 1: expected an object"));
+    EXPECT_LT(read, 1'000'000);
+}
+
 TEST(MultipleChoice, NamesTheLineThatIsWrong) {
     const auto refusal = [](const std::string& line) {
-        return message_of([&] { parse_choice_questions("\n" + line, "t.jsonl"); });
+        return message_of([&] { questions_in("\n" + line); });
     };
     EXPECT_THAT(refusal("3"), HasSubstr("t.jsonl: line 2: expected an object"));
     EXPECT_THAT(refusal("{"), HasSubstr("t.jsonl: line 2: not JSON"));
@@ -186,7 +214,7 @@ TEST(MultipleChoice, NamesTheLineThatIsWrong) {
                     HasSubstr("expected the index of a choice, 0 to 1"))
             << label;
     EXPECT_THAT(refusal(R"({"ctx":"a","endings":["a","b"]})"), HasSubstr("label null"));
-    EXPECT_THAT(message_of([] { parse_choice_questions("", "t.jsonl"); }), HasSubstr("has no question"));
+    EXPECT_THAT(message_of([] { questions_in(""); }), HasSubstr("has no question"));
     const auto model = byte_model();
     EXPECT_THAT(message_of([&] {
                     evaluate_choices(*model, {{"a", {"b", std::string(12, 'c')}, 0}});

@@ -48,6 +48,17 @@ TEST(Launcher, RefusesInOneLine) {
     EXPECT_FALSE(exists(place / "run"));
 }
 
+TEST(Launcher, NamesALimitOnOpenFilesThatIsTooLow) {
+    const TemporaryDirectory place;
+    const Arguments training = tiny_training(write_stories(place), place / "run");
+    for (const char* const limit : {"8", "16"})
+        expect_refused(
+            run(training + Arguments{"--processes", "2"},
+                {.prefix = {"sh", "-c", concat("ulimit -n ", limit, "; exec \"$0\" \"$@\"")}}),
+            {concat("ulimit -n: at most ", limit, " open files; expected 40 or more for 2 processes")});
+    EXPECT_FALSE(exists(place / "run"));
+}
+
 TEST(Launcher, RefusesAContradictoryEnvironment) {
     const TemporaryDirectory place;
     const Arguments training = tiny_training(write_stories(place), place / "run");

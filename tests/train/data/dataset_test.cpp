@@ -281,6 +281,24 @@ TEST(Dataset, ShardsAreComparedOneByOne) {
                 HasSubstr("s_*.bin: 2 files; the run was made with 3"));
 }
 
+TEST(Dataset, MoreFilesThanACheckpointCanListAreComparedTogether) {
+    const TemporaryDirectory place, cache;
+    constexpr int files = static_cast<int>(max_json_values) / 3 + 1;  // also more than a cache entry can list
+    for (int i = 0; i < files; ++i) place.write(concat(i, ".txt"), concat("text ", i));
+    DatasetOptions options{
+        .data = place.path(), .tokenizer = TokenizerKind::bytes, .token_cache = cache.path()};
+    const Dataset first = load_dataset(options);
+    options.expected_content = parse_json(first.content.dump(), "checkpoint");
+    EXPECT_EQ(options.expected_content["data"]["files"], files);
+    EXPECT_EQ(load_dataset(options).train.size(), first.train.size());  // from the cache
+    place.write("7.txt", "text 8");
+    EXPECT_THAT(message_of([&] { load_dataset(options); }),
+                HasSubstr("is not the data that the run was made with: hash "));
+    std::filesystem::remove(place / "7.txt");
+    EXPECT_THAT(message_of([&] { load_dataset(options); }),
+                HasSubstr(concat(": ", files - 1, " files; the run was made with ", files)));
+}
+
 TEST(Dataset, ADamagedRecordOfTheDataIsRefusedByName) {
     const TemporaryDirectory place;
     DatasetOptions options{.data = place.write("a.txt", "hello world")};

@@ -63,6 +63,18 @@ TEST(Readers, GzipDataAreDecompressed) {
     expect_compressed_text(gzip_lines);
 }
 
+TEST(Readers, ZerosAfterAGzipMemberAreSkipped) {
+    const TemporaryDirectory place;
+    SKIP_WITHOUT_LIBRARY(place.write("lines.gz", gzip_lines));
+    for (const std::size_t count : {1, 512, 200'000}) {
+        const std::string padded = gzip_lines + std::string(count, '\0');
+        EXPECT_EQ(all_text(place.write("padded.gz", padded)), "one\ntwo\n") << count;
+        EXPECT_EQ(all_text(place.write("two.gz", padded + padded)), "one\ntwo\none\ntwo\n") << count;
+        EXPECT_THAT(message_of([&] { all_text(place.write("rest.gz", padded + "rest")); }),
+                    HasSubstr("rest.gz: damaged gzip data"));
+    }
+}
+
 TEST(Readers, ZstdDataAreDecompressed) {
     expect_compressed_text(zstd_lines);
 }

@@ -12,9 +12,6 @@
 namespace gradtile {
 namespace {
 
-/// A checkpoint records three JSON values for each training and validation file (max_json_values).
-constexpr std::size_t max_data_files = 5'000;
-
 std::vector<std::string> matching_files(const std::string& pattern) {
     glob_t matches{};
     const int outcome = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &matches);
@@ -56,8 +53,6 @@ std::vector<std::string> data_files(const std::string& path) {
     } else if (is_pattern(path)) {
         paths = matching_files(path);
     }
-    check(paths.size() <= max_data_files, path, ": names ", paths.size(), " files; expected at most ",
-          max_data_files, ", which a checkpoint can list");
     return paths;
 }
 

@@ -22,7 +22,7 @@ class Decompressor {
     virtual Progress run(std::span<const std::byte> in, std::span<std::byte> out) = 0;
 };
 
-/// zlib; the gzip format.
+/// zlib; the gzip format. Skips zeros after a member.
 std::unique_ptr<Decompressor> gzip_decompressor(const std::string& source);
 /// libzstd. Frames with a window of more than 128 MiB are refused.
 std::unique_ptr<Decompressor> zstd_decompressor(const std::string& source);

@@ -44,7 +44,13 @@ class GzipDecompressor final : public Decompressor {
     GzipDecompressor& operator=(const GzipDecompressor&) = delete;
 
     Progress run(std::span<const std::byte> in, std::span<std::byte> out) override {
-        if (is_frame_end_) zlib().inflate_reset(&stream_);
+        if (is_frame_end_) {
+            // Tape and tar writers fill a block with zeros, which gzip ignores, too.
+            const auto end_of_zeros = std::ranges::find_if(in, [](std::byte b) { return b != std::byte{0}; });
+            if (end_of_zeros != in.begin())
+                return {.read = static_cast<std::size_t>(end_of_zeros - in.begin()), .is_frame_end = true};
+            zlib().inflate_reset(&stream_);
+        }
         constexpr std::size_t most = std::numeric_limits<uInt>::max();
         stream_.next_in = const_cast<Bytef*>(reinterpret_cast<const Bytef*>(in.data()));
         stream_.avail_in = static_cast<uInt>(std::min(in.size(), most));

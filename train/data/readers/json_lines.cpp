@@ -34,10 +34,4 @@ std::string JsonLines::where() const {
     return concat(text_.name(), ": line ", line_);
 }
 
-void for_each_json_line(std::string_view text, std::string_view source,
-                        const std::function<void(const JsonValue& value, const std::string& where)>& visit) {
-    JsonLines lines(TextReader(text, std::string(source)));
-    for (JsonValue value; lines.next(value);) visit(value, lines.where());
-}
-
 }  // namespace gradtile

@@ -1,6 +1,5 @@
 #pragma once
 /// JSON Lines: one JSON value per line.
-#include <functional>
 #include <string>
 #include <string_view>
 
@@ -28,10 +27,5 @@ class JsonLines final : public RowSource {
     TextReader text_;
     std::int64_t line_ = 0;
 };
-
-/// Calls visit with each line's value and "SOURCE: line N", for error messages. Throws Error as JsonLines
-/// does.
-void for_each_json_line(std::string_view text, std::string_view source,
-                        const std::function<void(const JsonValue& value, const std::string& where)>& visit);
 
 }  // namespace gradtile
