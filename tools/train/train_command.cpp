@@ -19,7 +19,6 @@
 #include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
-#include <gradtile/train/run/output_place.h>
 #include <gradtile/train/run/stop_signals.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/trainer.h>
@@ -80,11 +79,11 @@ void validate_settings(const Flags& flags, const TrainConfig& config, std::int64
     });
 }
 
-/// Refuses a place to write to that only the --config file names; see output_place.h.
+/// Refuses a place to write to that only the --config file names; see add_tensorboard().
 void check_outputs(const Flags& flags, const TrainConfig& config) {
     if (config.tensorboard.empty() || flags.settings.given().contains("tensorboard")) return;
     rethrow_as_usage_error(
-        [&] { require_inside_run("tensorboard", config.tensorboard, config.out, flags.config_file); });
+        [&] { require_events_inside_run(config.tensorboard, config.out, flags.config_file); });
 }
 
 /// Checks the flags of a run that is resumed.
