@@ -9,7 +9,6 @@
 #include <gradtile/train/checkpoint/checkpoint_schema.h>
 #include <gradtile/train/checkpoint/chunk_preparer.h>
 #include <gradtile/train/checkpoint/internal/checkpoint_write.h>
-#include <gradtile/train/checkpoint/internal/hdf5_types.h>
 #include <gradtile/train/checkpoint/internal/part_set.h>
 
 namespace gradtile {
@@ -20,6 +19,41 @@ namespace schema = checkpoint_schema;
 
 // libhdf5 allocates its structures in blocks of this size, so that they do not lie between the chunks.
 constexpr hsize_t kMetadataBlock = hsize_t{64} << 10;
+
+Hdf5Type copy_of(hid_t type) {
+    return Hdf5Type(H5Tcopy(type), "copy a type");
+}
+
+// A 16-bit IEEE-like float: sign, exponent and mantissa without padding.
+Hdf5Type float_16_bit(std::size_t exponent_bits, std::size_t exponent_bias) {
+    Hdf5Type type = copy_of(H5T_IEEE_F32LE);
+    const std::size_t mantissa_bits = 15 - exponent_bits;
+    // The fields are set first, because they must be inside the smaller size.
+    hdf5_check(H5Tset_fields(type.get(), 15, mantissa_bits, exponent_bits, 0, mantissa_bits),
+               "set float fields");
+    hdf5_check(H5Tset_size(type.get(), 2), "set a type's size");
+    hdf5_check(H5Tset_ebias(type.get(), exponent_bias), "set an exponent bias");
+    return type;
+}
+
+/// Returns the HDF5 type for a dtype's elements in the file, little-endian. The type in memory is the same,
+/// so libhdf5 converts nothing. bfloat16 is declared as a float with 8 exponent bits and 7 mantissa bits;
+/// h5py reads it as float32.
+Hdf5Type hdf5_type(DType dtype) {
+    switch (dtype) {
+        case DType::f64:
+            return copy_of(H5T_IEEE_F64LE);
+        case DType::f32:
+            return copy_of(H5T_IEEE_F32LE);
+        case DType::bf16:
+            return float_16_bit(8, 127);
+        case DType::f16:
+            return float_16_bit(5, 15);
+        case DType::i32:
+            return copy_of(H5T_STD_I32LE);
+    }
+    throw Error("unknown dtype");
+}
 
 std::array<hsize_t, Shape::max_rank> dims_of(const Shape& shape) {
     std::array<hsize_t, Shape::max_rank> dims{};
