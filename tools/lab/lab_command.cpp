@@ -9,6 +9,7 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/command_line/commands.h>
 #include <gradtile/tools/command_line/table.h>
+#include <gradtile/tools/command_line/text_file.h>
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/lab/key_splits.h>
 #include <gradtile/tools/lab/machine.h>
@@ -299,7 +300,7 @@ int sweep(const LabFlags& flags) {
         }
         algorithms.push_back(std::move(row));
     }
-    if (!flags.svg.empty()) write_lab_svg(flags.svg, picture);
+    if (!flags.svg.empty()) write_text_file("picture", flags.svg, lab_svg(picture));
     if (!flags.json) return 0;
     JsonValue all = setup_as_json(flags.setup);
     all.set("sweep", std::string(name_of(*flags.sweep)));
@@ -315,7 +316,7 @@ constexpr std::int64_t max_page_length = 256, max_page_steps = 100'000;
 
 int write_page(const LabFlags& flags) {
     const std::vector<Trace> traces = trace_attention(flags.setup, max_page_steps);
-    write_lab_page(flags.html, flags.setup, traces);
+    write_text_file("page", flags.html, lab_page(flags.setup, traces));
     std::size_t steps = 0;
     for (const Trace& trace : traces) steps += trace.steps.size();
     std::cout << "wrote " << printable(flags.html) << ": " << traces.size() << " passes, " << steps
