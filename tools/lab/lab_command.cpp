@@ -341,7 +341,7 @@ int lab(LabFlags& flags) {
     check_usage(flags.ncu.empty() || (!flags.sweep && flags.html.empty()),
                 "--ncu: it cannot be combined with --sweep or --html");
     if (!flags.ncu.empty()) {
-        print_ncu_comparison(read_ncu_csv(flags.ncu), setup, flags.heads, flags.json);
+        print_ncu_comparison(flags.ncu, setup, flags.heads, flags.json);
         return 0;
     }
     check_usage(flags.svg.empty() || flags.sweep, "--svg: a picture needs --sweep ", choices_of<Sweep>());
