@@ -76,11 +76,11 @@ std::string data_text(const Checkpoint& checkpoint) {
 
 class Writer {
   public:
-    Writer(Hdf5Storage& storage, std::uint64_t user_block) : storage_(storage) {
+    Writer(CheckpointImage& image, std::uint64_t user_block) : image_(image) {
         const Hdf5PropertyList creation(H5Pcreate(H5P_FILE_CREATE), "create a property list");
         hdf5_check(H5Pset_userblock(creation.get(), user_block), "set the user block's size");
         hdf5_check(H5Pset_obj_track_times(creation.get(), false), "switch off time stamps");
-        const Hdf5PropertyList access = storage_access(storage);
+        const Hdf5PropertyList access = image.access();
         hdf5_check(H5Pset_meta_block_size(access.get(), kMetadataBlock), "set the metadata block size");
         file_ =
             Hdf5File(H5Fcreate("checkpoint", H5F_ACC_TRUNC, creation.get(), access.get()), "create the file");
@@ -120,7 +120,7 @@ class Writer {
 
     void finish() {
         file_.close("close the file");
-        storage_.rethrow_failure();
+        image_.rethrow_failure();
     }
 
   private:
@@ -161,11 +161,11 @@ class Writer {
                               const std::string& name) {
         std::array<hsize_t, Shape::max_rank> offset{};
         std::copy(corner.begin(), corner.end(), offset.begin());
-        storage_.expect_write(chunk, crc);
+        image_.expect_write(chunk, crc);
         hdf5_check(H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, offset.data(), chunk.size(), chunk.data()),
                    "write " + name);
-        storage_.rethrow_failure();  // stops at the first failure
-        const std::optional<std::uint64_t> address = storage_.address_of_expected();
+        image_.rethrow_failure();  // stops at the first failure
+        const std::optional<std::uint64_t> address = image_.address_of_expected();
         check(address.has_value(), name, ": libhdf5 did not write a chunk as it was handed over");
         return *address;
     }
@@ -179,7 +179,7 @@ class Writer {
         attribute.close("close the checksum of " + name);
     }
 
-    Hdf5Storage& storage_;
+    CheckpointImage& image_;
     Hdf5File file_;
     std::set<std::string> groups_;
 };
@@ -268,9 +268,9 @@ void CheckpointPlan::require_host_memory() const {
     }
 }
 
-void write_hdf5(Hdf5Storage& storage, CheckpointPlan& plan) {
+void write_hdf5(CheckpointImage& image, CheckpointPlan& plan) {
     ChunkPreparer chunks(plan.tensors_);
-    Writer writer(storage, plan.user_block_);
+    Writer writer(image, plan.user_block_);
     auto text = plan.texts_.begin();
     auto tensor = plan.tensors_.begin();
     for (StoredObject& object : plan.manifest_.objects) {
