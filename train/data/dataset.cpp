@@ -60,6 +60,19 @@ JsonValue member_or_null(const JsonValue& object, const char* name) {
     return member ? *member : JsonValue();
 }
 
+SourceOptions source_options(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer) {
+    return {.tokenizer = tokenizer,
+            .kind = options.tokenizer,
+            .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
+            .encoding = {.chat_template = options.chat_template,
+                         .train_on = options.train_on,
+                         .special_tokens = options.special_tokens},
+            .text_column = options.text_column,
+            .token_cache = options.token_cache,
+            .expected_content = member_or_null(options.expected_content, "data"),
+            .stories = options.stories};
+}
+
 void require_same_content(const std::string& path, const std::vector<DataContent>& contents,
                           const JsonValue& expected) {
     if (expected.is_null()) return;
@@ -382,16 +395,9 @@ DocumentKind document_kind_of(const Dataset& dataset) {
     return dataset.stream ? dataset.stream->kind() : document_kind_of(dataset.train);
 }
 
-LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
-                         const LoadTokensOptions& options) {
-    require_tokenizer(path, tokenizer);
-    Source source =
-        open_source(path, {.tokenizer = tokenizer,
-                           .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
-                           .encoding = {.chat_template = options.chat_template,
-                                        .train_on = options.train_on,
-                                        .special_tokens = options.special_tokens},
-                           .text_column = options.text_column});
+LoadedTokens load_tokens(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer) {
+    require_tokenizer(options.data, tokenizer);
+    Source source = open_source(options.data, source_options(options, tokenizer));
     return {std::move(source.tokens), std::move(source.description)};
 }
 
@@ -402,16 +408,7 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
     check(!is_token_file(options.data) || options.text_column.empty(), options.data,
           ": is a token file; expected rows with a column '", options.text_column, "' (text-column)");
     check_token_cache(options, tokenizer);
-    SourceOptions how{.tokenizer = tokenizer,
-                      .kind = options.tokenizer,
-                      .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
-                      .encoding = {.chat_template = options.chat_template,
-                                   .train_on = options.train_on,
-                                   .special_tokens = options.special_tokens},
-                      .text_column = options.text_column,
-                      .token_cache = options.token_cache,
-                      .expected_content = member_or_null(options.expected_content, "data"),
-                      .stories = options.stories};
+    SourceOptions how = source_options(options, tokenizer);
     Dataset dataset;
     Source source;
     if (options.stream_buffer > 0) {
