@@ -239,16 +239,7 @@ int print_config(const Flags& flags) {
     make_paths_absolute(config);
     if (config.model.vocabulary == 0 && !config.data.empty())
         config.model.vocabulary =
-            load_dataset({.data = config.data,
-                          .val_data = config.val_data,
-                          .val_fraction = config.val_fraction,
-                          .tokenizer = tokenizer_kind_of(config.tokenizer),
-                          .token_type = config.token_type,
-                          .chat_template = config.chat_template,
-                          .train_on = config.train_on,
-                          .text_column = config.text_column,
-                          .token_cache = config.token_cache,
-                          .stream_buffer = config.stream_buffer},
+            load_dataset(dataset_options(config),
                          is_token_file(config.data) ? std::nullopt : tokenizer_of_setting(config.tokenizer))
                 .vocabulary;
     std::cout << to_json(config).dump(2) << '\n';
