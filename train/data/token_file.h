@@ -63,6 +63,11 @@ struct EnumNames<TokenFormat> {
         names_in_table(token_format_table, &TokenFormatTraits::format, &TokenFormatTraits::name);
 };
 
+/// Returns the format that holds these ids without a header in the fewest bytes.
+constexpr TokenFormat headerless_format(std::int64_t vocabulary) {
+    return vocabulary <= 65536 ? TokenFormat::headerless : TokenFormat::headerless_uint32;
+}
+
 inline constexpr std::int64_t max_vocabulary = std::int64_t{1} << 31;  ///< ids become int32
 
 struct TokenFileOptions {
