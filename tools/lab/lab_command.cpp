@@ -368,10 +368,9 @@ void add_lab(CommandLine& program) {
     add_size("--head-dim", "width of the head, d", &Setup::head_dim, &LabFlags::head_dim);
     add_size("--fast-memory", "size of the fast memory in bytes, M", &Setup::fast_memory,
              &LabFlags::fast_memory);
-    command.add_value<Sweep>("--sweep",
-                             "repeat with this number at its value and at up to four halvings of it, and fit "
-                             "power laws to traffic and peak memory",
-                             [flags](const Sweep& sweep) { flags->sweep = sweep; });
+    command.add_value("--sweep", flags->sweep,
+                      "repeat with this number at its value and at up to four halvings of it, and fit "
+                      "power laws to traffic and peak memory");
     const auto add_file = [&](const char* name, const char* help, std::string LabFlags::*member) {
         command.add_value<std::string>(name, help, [flags, name, member](const std::string& path) {
             check_usage(!path.empty(), name, ": ''; expected the name of a file");

@@ -186,11 +186,7 @@ void add_plan(CommandLine& program) {
     std::string presets = "settings to start from:";
     for (const std::string& name : preset_names()) presets += " " + name;
     command.add_value("--model", flags->model, presets);
-    command.add_value<std::string>("--config", "JSON file of settings, with the names of the flags",
-                                   [flags](const std::string& path) {
-                                       check(!path.empty(), "--config '': expected a path");
-                                       flags->config_file = path;
-                                   });
+    command.add_path("--config", flags->config_file, "JSON file of settings, with the names of the flags");
     command.add_value("--gpus", flags->plan.gpus, "GPUs that share the batch");
     command.add_value("--gpus-per-node", flags->plan.gpus_per_node, "GPUs of a node, which NVLink connects");
     command.add_value("--gpu-memory", flags->plan.gpu_memory, "GiB of each GPU");

@@ -334,16 +334,8 @@ void add_train(CommandLine& program) {
             flags->depth = depth;
             flags->settings.show_defaults(preset(preset_of_depth(depth)));
         });
-    // An empty path is refused: it is usually a variable that a script forgot to set, and would start a run
-    // with other settings.
-    const auto add_path = [&](const char* flag, std::string& path, const char* help) {
-        command.add_value<std::string>(flag, help, [flag, &path](const std::string& value) {
-            check(!value.empty(), flag, " '': expected a path");
-            path = value;
-        });
-    };
-    add_path("--config", flags->config_file, "JSON file of settings, with the names of the flags");
-    add_path("--resume", flags->resume, "directory of the run to continue");
+    command.add_path("--config", flags->config_file, "JSON file of settings, with the names of the flags");
+    command.add_path("--resume", flags->resume, "directory of the run to continue");
     command.add_switch("--restart", flags->restart,
                        "with --resume: if the newest checkpoint is missing, train again from an older one or "
                        "from the start");
@@ -351,9 +343,8 @@ void add_train(CommandLine& program) {
         "--stop-after", "stop after this step; --resume continues the run as if it had not stopped",
         [flags](const std::int64_t& step) { flags->stop_after = step; });
     add_group_flags(command, "train", flags->group);
-    command.add_value<std::int64_t>(
-        "--restarts", "maximum number of restarts from the last valid checkpoint after failures",
-        [flags](const std::int64_t& n) { flags->restarts = n; });
+    command.add_value("--restarts", flags->restarts,
+                      "maximum number of restarts from the last valid checkpoint after failures");
     command.add_value(
         "--on-loss", flags->on_loss,
         "with --processes or --gpus, when a process dies or hangs: continue (default) with a new process in "
