@@ -8,23 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include <gradtile/core/check.h>
 #include <gradtile/core/text/formatted.h>
 
 namespace gradtile {
-namespace {
-
-const char* name_of(StepPart::Kind kind) {
-    switch (kind) {
-        case StepPart::Kind::micro_steps:
-            return "micro-step";
-        case StepPart::Kind::evaluation_windows:
-            return "evaluation window";
-    }
-    throw Error("progress: unknown part of a step");
-}
-
-}  // namespace
 
 std::string readable_rate(double rate) {
     if (rate >= 1e6) return formatted("%.2fM", rate / 1e6);
@@ -104,7 +90,7 @@ std::string progress_line(std::vector<ProgressField> fields, std::size_t columns
 }
 
 std::vector<ProgressField> progress_fields(const StepPart& part, const ProgressOptions& options) {
-    const char* const what = name_of(part.kind);
+    const char* const what = part.kind == StepPart::Kind::micro_steps ? "micro-step" : "evaluation window";
     const auto step = static_cast<long long>(part.step), last = static_cast<long long>(options.last_step);
     return {
         {last > 0 ? formatted("step %lld/%lld", step, last) : formatted("step %lld", step), 0},
