@@ -181,11 +181,6 @@ Source open_plain_text(const std::string& path, const SourceOptions& how) {
     return source;
 }
 
-std::int32_t separator_of(TokenFormat format) {
-    const auto traits = std::ranges::find(token_format_table, format, &TokenFormatTraits::format);
-    return traits == token_format_table.end() ? -1 : traits->separator;
-}
-
 Source open_tokens(const std::string& path, const SourceOptions& how) {
     TokenFileOptions file_options{.vocabulary = how.vocabulary, .type = how.data.token_type};
     if (how.tokenizer && file_options.vocabulary == 0) file_options.vocabulary = how.tokenizer->vocab_size();
@@ -193,7 +188,7 @@ Source open_tokens(const std::string& path, const SourceOptions& how) {
     require_same_content(path, file.contents, how.expected_content);
     if (how.tokenizer) check_tokenizer(*how.tokenizer, file.vocabulary, path);
     Source source{.vocabulary = file.vocabulary,
-                  .separator = separator_of(file.format),
+                  .separator = traits_of(file.format).separator,
                   .vocabulary_of_ids = file.vocabulary_of_ids,
                   .format = file.format,
                   .tokenizer = how.tokenizer,
@@ -207,7 +202,7 @@ Source open_tokens(const std::string& path, const SourceOptions& how) {
 
 /// Shards of llm.c name the tokenizer of their ids. An id of another tokenizer is another token.
 void require_same_shards(const DatasetOptions& options, TokenFormat train, TokenFormat validation) {
-    const bool are_shards = separator_of(train) >= 0 && separator_of(validation) >= 0;
+    const bool are_shards = traits_of(train).separator >= 0 && traits_of(validation).separator >= 0;
     check(!are_shards || train == validation, options.val_data, ": is a ", name_of(validation),
           " token file, ", options.data, " a ", name_of(train), " one");
 }
