@@ -160,19 +160,18 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
         rest(ctx);
         const double ms = median_milliseconds(ctx, flags.sampling(), work);
         const double flops_per_s = flops / ms * 1e3;
-        const auto number = [](std::int64_t value) { return static_cast<double>(value); };
         const std::string mask_name =
             flags.passes.score.mask.empty() ? (shapes.causal ? "causal" : "full") : flags.passes.score.mask;
-        std::vector<Cell> cells{number(shapes.batch),
-                                number(shapes.heads),
-                                number(shapes.kv_heads),
-                                number(shapes.queries),
-                                number(shapes.length),
-                                number(shapes.head_dim),
-                                std::string(name_of(dtype)),
+        std::vector<Cell> cells{shapes.batch,
+                                shapes.heads,
+                                shapes.kv_heads,
+                                shapes.queries,
+                                shapes.length,
+                                shapes.head_dim,
+                                name_of(dtype),
                                 concat(flags.passes.algorithm),
                                 mask_name,
-                                std::string(pass),
+                                pass,
                                 ms,
                                 1e-12 * flops_per_s,
                                 flops_per_s / ceiling,
@@ -205,15 +204,14 @@ void measure_plans(const Context& ctx, const Shapes& shapes, DType dtype, const 
         passes.backward();
         return;
     }
-    const auto number = [](std::int64_t value) { return static_cast<double>(value); };
     std::vector<Cell> shape;
     if (flags.json)
-        shape = {number(shapes.batch),
-                 number(shapes.heads),
-                 number(shapes.kv_heads),
-                 number(shapes.queries),
-                 number(shapes.length),
-                 number(shapes.head_dim),
+        shape = {shapes.batch,
+                 shapes.heads,
+                 shapes.kv_heads,
+                 shapes.queries,
+                 shapes.length,
+                 shapes.head_dim,
                  shapes.causal ? "causal" : "full"};
     const double flops = shapes.forward_flops();
     if (flags.pass != TimedPass::backward)

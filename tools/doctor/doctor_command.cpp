@@ -17,7 +17,7 @@ int doctor(bool json) {
     bool is_sound = true;
     const auto print = [&](const std::vector<Finding>& findings) {
         for (const Finding& finding : findings)
-            table.add({finding.item, std::string(name_of(finding.state)), printable(finding.detail)});
+            table.add({finding.item, name_of(finding.state), printable(finding.detail)});
         is_sound = is_sound && can_run(findings);
     };
     print(examine_machine());

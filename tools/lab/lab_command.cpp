@@ -179,8 +179,7 @@ void print_key_splits(const std::vector<KeySplit>& splits, std::int64_t length) 
                  {"splits", "parts"},
                  {"occupancy", "occupancy", Column::Kind::percent}},
                 /*json=*/false);
-    for (const KeySplit& s : splits)
-        table.add({number(s.heads), s.occupancy_of_one, number(s.splits), s.occupancy});
+    for (const KeySplit& s : splits) table.add({s.heads, s.occupancy_of_one, s.splits, s.occupancy});
 }
 
 int compare(const LabFlags& flags) {

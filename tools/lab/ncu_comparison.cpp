@@ -261,10 +261,6 @@ struct PassTraffic {
     double once = 0;  ///< bytes in all inputs and outputs, each counted once
 };
 
-double number(std::int64_t value) {
-    return static_cast<double>(value);
-}
-
 JsonValue as_json(const KernelTraffic& k) {
     return JsonValue::object({{"kernel", k.kernel},
                               {"algorithm", role_of_kernel(k.kernel).algorithm},
@@ -286,7 +282,7 @@ JsonValue as_json(const PassTraffic& p) {
 std::vector<PassTraffic> traffic_of_passes(const std::vector<KernelTraffic>& kernels, const Setup& setup,
                                            std::int64_t heads) {
     std::vector<PassTraffic> passes;
-    const double matrix = 4 * number(setup.length * setup.head_dim * heads);
+    const double matrix = 4.0 * static_cast<double>(setup.length * setup.head_dim * heads);
     // flash2 in 16 bits computes the row statistics with its own kernel; the other algorithms share a kernel.
     const bool flash2_has_own_statistics = std::ranges::any_of(
         kernels, [](const KernelTraffic& k) { return k.kernel == "prepare_backward_kernel"; });
@@ -294,7 +290,7 @@ std::vector<PassTraffic> traffic_of_passes(const std::vector<KernelTraffic>& ker
         // Forward: Q, K, V and O. Backward: Q, K, V, O, dO, dQ, dK and dV.
         PassTraffic pass{.algorithm = m.name,
                          .pass = m.pass,
-                         .counted = number(m.slow_bytes * heads),
+                         .counted = static_cast<double>(m.slow_bytes * heads),
                          .once = matrix * (m.pass == "forward" ? 4 : 8)};
         bool measured = false;
         for (const KernelTraffic& k : kernels) {
@@ -345,8 +341,8 @@ void print_ncu_comparison(const std::filesystem::path& csv, const Setup& setup, 
                  {"l2", "L2 MB"}},
                 /*json=*/false);
     for (const KernelTraffic& k : kernels)
-        table.add({k.kernel, role_of_kernel(k.kernel).algorithm, role_of_kernel(k.kernel).pass,
-                   number(k.launches), megabytes(k.dram_read), megabytes(k.dram_write), megabytes(k.l2)});
+        table.add({k.kernel, role_of_kernel(k.kernel).algorithm, role_of_kernel(k.kernel).pass, k.launches,
+                   megabytes(k.dram_read), megabytes(k.dram_write), megabytes(k.l2)});
     if (passes.empty()) {
         std::cout << "none of these is a kernel of flash2, memory_efficient or flash1\n";
         return;

@@ -87,8 +87,8 @@ void print_cost_fit(const std::vector<std::string>& files, bool json) {
                 json);
     for (const Measurement& m : measurements) {
         const double predicted = predicted_ms(m, fit.constants);
-        table.add({std::string(name_of(m.what)), static_cast<double>(m.gpus), description_of(m), m.weight,
-                   m.ms, predicted, 100 * (predicted / m.ms - 1)});
+        table.add({name_of(m.what), m.gpus, description_of(m), m.weight, m.ms, predicted,
+                   100 * (predicted / m.ms - 1)});
     }
 }
 
