@@ -23,6 +23,8 @@ struct Outcome {
     std::string out, err;
 
     std::vector<std::string> error_lines() const;
+    /// The value in each line of `out`, as --json prints it.
+    std::vector<nlohmann::json> json_lines() const;
 };
 
 struct ProcessOptions {
