@@ -143,12 +143,6 @@ std::string write_stories(const TemporaryDirectory& place, std::int64_t characte
     return path;
 }
 
-std::string contents_of(const std::filesystem::path& path) {
-    std::ostringstream text;
-    text << std::ifstream(path, std::ios::binary).rdbuf();
-    return text.str();
-}
-
 std::vector<nlohmann::json> steps_of(const std::filesystem::path& run) {
     std::vector<nlohmann::json> steps;
     std::ifstream file(run / "metrics.jsonl");
