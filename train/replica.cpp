@@ -39,21 +39,11 @@ DataParallelOptions exchange_options(const Context& ctx, const TrainConfig& conf
     return options;
 }
 
-/// Returns the beginning of a parameter's part in a flat block.
-Tensor view_of(const Tensor& flat, const Parameter& parameter, const Shape& shape) {
-    return flat.slice(0, parameter.offset(), shape.elements()).reshape(shape);
-}
-
 /// Adds each parameter's part in a flat block, under the parameter's name.
 void add_views(const Tensor& flat, std::span<const Parameter> held, NamedTensors& tensors) {
     for (const Parameter& parameter : held)
-        tensors[parameter.name()] = view_of(flat, parameter, parameter.shape());
-}
-
-Tensor state_view(const Tensor& flat, const Parameter& parameter, const StateTensor& part) {
-    const Shape shape = part.shape_of(parameter);
-    const std::int64_t begin = parameter.offset() / parameter_alignment * part.numbers_per_64();
-    return flat.slice(0, begin, shape.elements()).reshape(shape);
+        tensors[parameter.name()] =
+            flat.slice(0, parameter.offset(), parameter.shape().elements()).reshape(parameter.shape());
 }
 
 /// Returns a function that copies what a packed tensor has of a bucket to `memory`, which holds the bucket.
@@ -69,8 +59,11 @@ DataParallel::BucketAccess packed_writer(const Context& ctx, std::span<const Fla
 
 /// Adds what each parameter's part of a flat block holds of a sharded optimizer's state.
 void add_state_views(const Tensor& flat, const StateTensor& part, NamedTensors& tensors) {
-    for (const Parameter& parameter : part.parameters)
-        tensors[part.name + '/' + parameter.name()] = state_view(flat, parameter, part);
+    for (const Parameter& parameter : part.parameters) {
+        const FlatRange numbers = part.numbers_of(parameter);
+        tensors[part.name + '/' + parameter.name()] =
+            flat.slice(0, numbers.begin, numbers.length).reshape(part.shape_of(parameter));
+    }
 }
 
 const Tensor& saved_state(const Checkpoint& checkpoint, const std::string& name, const Shape& shape,
@@ -248,9 +241,8 @@ void Replica::restore_moments(const Checkpoint& checkpoint, const std::string& s
                                                        dtype, source))
                           : empty(ctx, shape, dtype);
             communicator_.broadcast(ctx, saved);
-            const FlatRange numbers{parameter.offset() / parameter_alignment * part.numbers_per_64(),
-                                    shape.elements()};
-            const Tensor flat = saved.reshape({shape.elements()});
+            const FlatRange numbers = part.numbers_of(parameter);
+            const Tensor flat = saved.reshape({numbers.length});
             visit_packed(part.ranges, numbers, [&](const FlatRange& range, std::int64_t packed) {
                 copy(ctx, part.tensor.slice(0, packed, range.length),
                      flat.slice(0, range.begin - numbers.begin, range.length));

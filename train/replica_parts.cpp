@@ -20,12 +20,6 @@ FlatRange elements_of(const Parameter& parameter) {
     return {parameter.offset(), parameter.shape().elements()};
 }
 
-/// Where a parameter's numbers are in the flat block of a state.
-FlatRange numbers_of(const StateTensor& state, const Parameter& parameter) {
-    return {parameter.offset() / parameter_alignment * state.numbers_per_64(),
-            state.shape_of(parameter).elements()};
-}
-
 }  // namespace
 
 void Replica::save_part_into(Checkpoint& checkpoint) {
@@ -56,7 +50,7 @@ void Replica::save_part_into(Checkpoint& checkpoint) {
             checkpoint.optimizer[piece_name(state.name, 0)] = state.tensor;
         for (const Parameter& parameter : state.parameters)
             add_pieces(checkpoint.optimizer, state.name + '/' + parameter.name(), state.ranges,
-                       numbers_of(state, parameter), packed_in(state.tensor));
+                       state.numbers_of(parameter), packed_in(state.tensor));
     }
 }
 

@@ -36,6 +36,9 @@
 
 namespace gradtile {
 
+/// Returns how a run with these settings reads its data.
+DatasetOptions dataset_options(const TrainConfig& config);
+
 /// How a run is resumed.
 struct ResumeOptions {
     /// New values by setting name, for settings that may change (OnResume); all others stay as they were.

@@ -29,23 +29,6 @@
 namespace gradtile {
 namespace {
 
-DatasetOptions dataset_options(const TrainConfig& config, const StoryParser& stories) {
-    return {.data = config.data,
-            .val_data = config.val_data,
-            .val_fraction = config.val_fraction,
-            .tokenizer = tokenizer_kind_of(config.tokenizer),
-            .token_type = config.token_type,
-            .vocabulary = config.model.vocabulary,
-            .special_tokens = config.packed ? SpecialTokens::recognised : SpecialTokens::as_text,
-            .chat_template = config.chat_template,
-            .train_on = config.train_on,
-            .text_column = config.text_column,
-            .token_cache = config.token_cache,
-            .stream_buffer = config.stream_buffer,
-            .stream_seed = Seed{config.seed},
-            .stories = stories};
-}
-
 /// Adds {"the content of data (train.bin)": {"bytes": ..., "hash": ...}} for each file, to compare all ranks'
 /// data. Only file names are added, because directories may differ between ranks.
 void add_contents(JsonValue& facts, const TrainConfig& config, const JsonValue& content) {
@@ -122,6 +105,22 @@ std::string places_of_documents(const DocumentRule& rule) {
 }
 
 }  // namespace
+
+DatasetOptions dataset_options(const TrainConfig& config) {
+    return {.data = config.data,
+            .val_data = config.val_data,
+            .val_fraction = config.val_fraction,
+            .tokenizer = tokenizer_kind_of(config.tokenizer),
+            .token_type = config.token_type,
+            .vocabulary = config.model.vocabulary,
+            .special_tokens = config.packed ? SpecialTokens::recognised : SpecialTokens::as_text,
+            .chat_template = config.chat_template,
+            .train_on = config.train_on,
+            .text_column = config.text_column,
+            .token_cache = config.token_cache,
+            .stream_buffer = config.stream_buffer,
+            .stream_seed = Seed{config.seed}};
+}
 
 Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<ProcessGroup> group,
                  Purpose purpose, StoryParser stories)
@@ -266,7 +265,8 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
           "shard-copies: ", config_.shard_copies,
           "; expected 0, because lost processes are not replaced here; gradtile train --processes replaces "
           "them, unless --on-loss is stop");
-    DatasetOptions options = dataset_options(config_, stories_);
+    DatasetOptions options = dataset_options(config_);
+    options.stories = stories_;
     options.expected_content = expected_content;
     // On the CPU the cores compute the steps meanwhile.
     options.stream_threads = ctx.device().is_cpu() ? 1 : threads_of(config_, environment);

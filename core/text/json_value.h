@@ -94,6 +94,11 @@ class JsonValue {
     std::size_t size() const;
     /// Returns the member; null if the value has no such member or is not an object.
     const JsonValue* find(std::string_view name) const;
+    /// Returns the member; null if find() finds none, or a JSON null.
+    const JsonValue* find_value(std::string_view name) const {
+        const JsonValue* const member = find(name);
+        return member != nullptr && !member->is_null() ? member : nullptr;
+    }
     bool contains(std::string_view name) const { return find(name) != nullptr; }
     /// Return a member or an element. Throw Error if the value has none.
     const JsonValue& operator[](std::string_view name) const;

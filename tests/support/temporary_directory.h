@@ -1,14 +1,20 @@
 #pragma once
-/// A directory for one test's files.
+/// Files of one test.
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <string_view>
 
 #include <gradtile/core/check.h>
 
 namespace gradtile::test {
+
+inline std::string contents_of(const std::filesystem::path& file) {
+    std::ifstream in(file, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+}
 
 /// A directory for one test, removed with its contents at the end.
 class TemporaryDirectory {

@@ -50,7 +50,7 @@ TEST_F(CudaTrainer, LearnsAndWritesAllFilesOfItsDirectory) {
         const auto on_cpu = load_model(run.config.out);
         EXPECT_EQ(to_host(on_gpu->ctx, on_gpu->parameters.values()),
                   to_host(on_cpu->ctx, on_cpu->parameters.values()));
-        const TokenSequence tokens = load_tokens(run.config.data, on_cpu->tokenizer).tokens;
+        const TokenSequence tokens = load_tokens({.data = run.config.data}, on_cpu->tokenizer).tokens;
         const double ours = evaluate(*on_gpu, tokens).loss, theirs = evaluate(*on_cpu, tokens).loss;
         // Sums are float32 with some thousand terms. bfloat16 values are rounded to 8 bits, about 16 times
         // between embedding and logits.

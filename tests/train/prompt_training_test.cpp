@@ -316,7 +316,7 @@ TEST(PromptTraining, ResumesToTheBitAndEvaluatesAsItTrains) {
             const auto model = load_model(summary.checkpoint);
             EXPECT_EQ(model->transformer.config.prefix, prefix);
             if (run.config.val_data.empty()) continue;
-            const TokenSequence tokens = load_tokens(run.separate, model->tokenizer).tokens;
+            const TokenSequence tokens = load_tokens({.data = run.separate}, model->tokenizer).tokens;
             const double loss = evaluate(*model, tokens, {.packing = model->packing}).loss;
             ASSERT_TRUE(summary.val_loss);
             EXPECT_NEAR(*summary.val_loss, loss, 1e-5 * loss);

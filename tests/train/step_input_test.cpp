@@ -3,7 +3,6 @@
 #include <cmath>
 #include <fstream>
 #include <numeric>
-#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -193,14 +192,12 @@ TEST(StepInput, AStepThatCannotBeReadLeavesNothingPrepared) {
     reference.next(expected);
     const JsonValue after_one = input.state();
     // The file is so short that only some of step 2's micro-steps can be read.
-    std::ostringstream contents;
-    contents << std::ifstream(path, std::ios::binary).rdbuf();
+    const std::string contents = test::contents_of(path);
     std::filesystem::resize_file(path, 600);
     EXPECT_THAT(test::message_of([&] { input.prepare(2); }), HasSubstr("ends at byte 600; expected 1000"));
     EXPECT_EQ(input.state(), after_one);
     EXPECT_THAT(test::message_of([&] { input.upload(ctx, rate); }), HasSubstr("nothing is prepared"));
-    std::ofstream(path, std::ios::binary)
-        << contents.str();  // the same file; write_token_file() would replace it
+    std::ofstream(path, std::ios::binary) << contents;  // the same file; write_token_file() would replace it
     input.prepare(2);
     input.upload(ctx, rate);
     reference.next(expected);

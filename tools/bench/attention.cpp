@@ -160,19 +160,18 @@ void measure(const Context& ctx, const Shapes& shapes, DType dtype, const Flags&
         rest(ctx);
         const double ms = median_milliseconds(ctx, flags.sampling(), work);
         const double flops_per_s = flops / ms * 1e3;
-        const auto number = [](std::int64_t value) { return static_cast<double>(value); };
         const std::string mask_name =
             flags.passes.score.mask.empty() ? (shapes.causal ? "causal" : "full") : flags.passes.score.mask;
-        std::vector<Cell> cells{number(shapes.batch),
-                                number(shapes.heads),
-                                number(shapes.kv_heads),
-                                number(shapes.queries),
-                                number(shapes.length),
-                                number(shapes.head_dim),
-                                std::string(name_of(dtype)),
+        std::vector<Cell> cells{shapes.batch,
+                                shapes.heads,
+                                shapes.kv_heads,
+                                shapes.queries,
+                                shapes.length,
+                                shapes.head_dim,
+                                name_of(dtype),
                                 concat(flags.passes.algorithm),
                                 mask_name,
-                                std::string(pass),
+                                pass,
                                 ms,
                                 1e-12 * flops_per_s,
                                 flops_per_s / ceiling,
@@ -205,15 +204,14 @@ void measure_plans(const Context& ctx, const Shapes& shapes, DType dtype, const 
         passes.backward();
         return;
     }
-    const auto number = [](std::int64_t value) { return static_cast<double>(value); };
     std::vector<Cell> shape;
     if (flags.json)
-        shape = {number(shapes.batch),
-                 number(shapes.heads),
-                 number(shapes.kv_heads),
-                 number(shapes.queries),
-                 number(shapes.length),
-                 number(shapes.head_dim),
+        shape = {shapes.batch,
+                 shapes.heads,
+                 shapes.kv_heads,
+                 shapes.queries,
+                 shapes.length,
+                 shapes.head_dim,
                  shapes.causal ? "causal" : "full"};
     const double flops = shapes.forward_flops();
     if (flags.pass != TimedPass::backward)
@@ -354,25 +352,22 @@ void add_bench_attention(Command& bench) {
     Command command = bench.add_command(
         "attention", "Time attention forward and backward (default: a short list of shapes)");
     const auto flags = std::make_shared<Flags>();
-    const auto add_size = [&](const char* flag, std::optional<std::int64_t>& member, const char* help) {
-        command.add_value<std::int64_t>(flag, help, [flags, &member](std::int64_t size) { member = size; });
-    };
-    add_size("--batch", flags->batch, "sequences (default: 16 on a GPU, else 1)");
-    add_size("--heads", flags->heads, "query heads (default: 16 on a GPU, else 12)");
-    add_size("--kv-heads", flags->kv_heads, "key and value heads (default: the number of query heads)");
+    command.add_value("--batch", flags->batch, "sequences (default: 16 on a GPU, else 1)");
+    command.add_value("--heads", flags->heads, "query heads (default: 16 on a GPU, else 12)");
+    command.add_value("--kv-heads", flags->kv_heads,
+                      "key and value heads (default: the number of query heads)");
     command.add_row_values("--length", flags->lengths, "keys per sequence (default: 1024)");
     command.add_row_values(
         "--queries", flags->queries,
         "queries per sequence, the last ones under a causal mask (default: as many as keys)");
-    add_size("--head-dim", flags->head_dim, "width of a head (default: 64)");
-    command.add_value<std::vector<std::int64_t>>(
-        "--packed", "lengths of packed sequences, for example 64,2048,512, in place of --batch and --length",
-        [flags](const auto& lengths) { flags->packed = lengths; });
-    command.add_value<std::string>(
-        "--anchor",
+    command.add_value("--head-dim", flags->head_dim, "width of a head (default: 64)");
+    command.add_value(
+        "--packed", flags->packed,
+        "lengths of packed sequences, for example 64,2048,512, in place of --batch and --length");
+    command.add_value(
+        "--anchor", flags->anchor,
         "output of bench/attention_anchor.py: its shapes, and how many times as fast each pass is "
-        "(default: none)",
-        [flags](const std::string& path) { flags->anchor = path; });
+        "(default: none)");
     command.add_value<std::string>("--algorithm", "flash2, naive, memory_efficient or flash1",
                                    concat(flags->passes.algorithm), [flags](const std::string& name) {
                                        flags->passes.algorithm =
@@ -383,10 +378,9 @@ void add_bench_attention(Command& bench) {
     command.add_value("--softcap", flags->passes.score.softcap, "c in scores c * tanh(product / c); 0: none");
     command.add_switch("--alibi", flags->passes.score.alibi,
                        "subtract from scores a multiple of the distance between query and key");
-    command.add_value<std::string>("--bias",
-                                   "add a bias with these axes to the scores and compute its gradient: bhqk "
-                                   "or a part, for example hqk or bk (default: no bias)",
-                                   [flags](const std::string& axes) { flags->passes.score.bias = axes; });
+    command.add_value("--bias", flags->passes.score.bias,
+                      "add a bias with these axes to the scores and compute its gradient: bhqk "
+                      "or a part, for example hqk or bk (default: no bias)");
     command.add_switch("--mask-bias", flags->passes.score.mask_bias,
                        "add a bias of the keys of each sequence, without a gradient, as Evoformer's mask");
     std::string masks =

@@ -106,8 +106,8 @@ void measure(const Flags& flags, const Context& ctx, const Communicator& communi
             const double ms = max_over_processes(group, own_ms);
             const auto bytes = static_cast<double>(full.bytes());
             if (table != nullptr)
-                table->add({std::string(name_of(dtype)), collective.name, static_cast<double>(group.size()),
-                            bytes, ms, 1e-6 * collective.bytes_on_wire(layout, bytes) / ms});
+                table->add({name_of(dtype), collective.name, group.size(), bytes, ms,
+                            1e-6 * collective.bytes_on_wire(layout, bytes) / ms});
         }
 }
 

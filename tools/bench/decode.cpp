@@ -105,11 +105,9 @@ void measure(const Context& ctx, const Flags& flags, const DecodeShape& shape, d
                       });
     const double copy_us =
         1e3 * graph_milliseconds(ctx, caches.count, [&](std::int64_t i) { caches.copy(ctx, i); });
-    const auto number = [](std::int64_t value) { return static_cast<double>(value); };
-    table.add({number(texts), number(flags.heads), number(kv_heads), number(head_dim), number(keys),
-               number(tokens), number(flags.window), number(flags.block_tokens),
-               std::string(name_of(flags.dtype)), caches.bytes() / (1 << 20), us, 1e-3 * caches.bytes() / us,
-               copy_us, us - copy_us, 1e6 * caches.bytes() / us / copy_rate});
+    table.add({texts, flags.heads, kv_heads, head_dim, keys, tokens, flags.window, flags.block_tokens,
+               name_of(flags.dtype), caches.bytes() / (1 << 20), us, 1e-3 * caches.bytes() / us, copy_us,
+               us - copy_us, 1e6 * caches.bytes() / us / copy_rate});
 }
 
 int bench_decode(const Flags& flags) {

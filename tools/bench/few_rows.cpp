@@ -44,7 +44,7 @@ void measure(const Context& ctx, const MatrixShape& shape, const Flags& flags, T
     const auto add_row = [&, in = in, out = out](const std::string& kernel,
                                                  const std::function<void(std::int64_t matrix)>& product) {
         const double ms = graph_milliseconds(ctx, matrices, product);
-        table.add({static_cast<double>(in), static_cast<double>(out), kernel, 1e3 * ms, 1e-6 * bytes / ms});
+        table.add({in, out, kernel, 1e3 * ms, 1e-6 * bytes / ms});
     };
     add_row("cuBLASLt",
             [&](std::int64_t i) { gemm(ctx, y, x, all.select(0, i), {.trans_b = true, .bias = bias}); });

@@ -89,8 +89,8 @@ class Bench {
     void print_sum() const {
         if (ctx.is_planning()) return;
         const double flops_per_s = flops_ / ms_ * 1e3;
-        table_.add({std::string(name_of(dtype)), "step", "all products", "", no_value, 1e3 * ms_,
-                    1e-12 * flops_per_s, flops_per_s / ceiling_, 1e3 * plain_ms_});
+        table_.add({name_of(dtype), "step", "all products", "", no_value, 1e3 * ms_, 1e-12 * flops_per_s,
+                    flops_per_s / ceiling_, 1e3 * plain_ms_});
     }
 
     const Context ctx;
@@ -109,7 +109,7 @@ class Bench {
             if (!applies) return;
             const double ms = median_milliseconds(ctx, sampling_, product.trained);
             const double flops_per_s = flops_of(product) / ms * 1e3;
-            table_.add({std::string(name_of(dtype)), "", name, "", no_value, 1e3 * ms, 1e-12 * flops_per_s,
+            table_.add({name_of(dtype), "", name, "", no_value, 1e3 * ms, 1e-12 * flops_per_s,
                         flops_per_s / ceiling_, no_value});
         };
         measure_one(cuda::no_own_kernel, " cuBLASLt or steps");
@@ -122,7 +122,7 @@ class Bench {
     }
     void add_row(const Product& p, double trained, double plain) const {
         const double flops_per_s = flops_of(p) / trained * 1e3;
-        table_.add({std::string(name_of(dtype)), p.name, p.pass, concat(p.m, " x ", p.n, " x ", p.k), p.count,
+        table_.add({name_of(dtype), p.name, p.pass, concat(p.m, " x ", p.n, " x ", p.k), p.count,
                     1e3 * trained, 1e-12 * flops_per_s, flops_per_s / ceiling_, 1e3 * plain});
     }
 

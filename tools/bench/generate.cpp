@@ -146,11 +146,9 @@ void measure(const Context& ctx, const Step& step, const Flags& flags, std::int6
     const double bytes =
         cpu ? static_cast<double>(model.parameters.values().bytes()) : bytes_of_token(model, texts, lengths);
     const double read_ms = cpu ? median(reading) : 1e3 * bytes / measure_copy_rate(ctx);
-    table.add({step.preset, std::string(name_of(step.config.dtype)), static_cast<double>(texts),
-               static_cast<double>(lengths.prompt),
-               1e3 * static_cast<double>(texts * lengths.prompt) / prefill_ms,
-               static_cast<double>(lengths.tokens), token_ms, 1e3 * static_cast<double>(texts) / token_ms,
-               1e-6 * bytes / read_ms, read_ms / token_ms});
+    table.add({step.preset, name_of(step.config.dtype), texts, lengths.prompt,
+               1e3 * static_cast<double>(texts * lengths.prompt) / prefill_ms, lengths.tokens, token_ms,
+               1e3 * static_cast<double>(texts) / token_ms, 1e-6 * bytes / read_ms, read_ms / token_ms});
 }
 
 int bench_generate(const Flags& flags) {

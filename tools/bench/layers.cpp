@@ -53,8 +53,8 @@ class Bench {
         const double ms = median_milliseconds(ctx, sampling_, body);
         const double rate = static_cast<double>(bytes) / ms * 1e-6;
         if (copy_rate_ == 0) copy_rate_ = rate;
-        table_.add({std::string(name_of(dtype)), name, static_cast<double>(bytes) * 1e-6, 1e3 * ms, rate,
-                    rate / copy_rate_});
+        table_.add(
+            {name_of(dtype), name, static_cast<double>(bytes) * 1e-6, 1e3 * ms, rate, rate / copy_rate_});
     }
 
     const Context ctx;

@@ -43,7 +43,7 @@ StepFlags::StepFlags(Command& command, bool SettingUsers::*benchmark)
     std::string presets = "settings to start from:";
     for (const std::string& name : preset_names()) presets += " " + name;
     presets += " (default: gpt2-124m on a GPU, else shakespeare-char-cpu); on a GPU in bf16";
-    command.add_value<std::string>("--preset", presets, [this](const std::string& name) { preset_ = name; });
+    command.add_value("--preset", preset_, presets);
     command.add_value("--runs", runs_, "number of timings; their median is reported");
     command.add_switch("--json", json_, "print one JSON object per row");
 }

@@ -154,7 +154,7 @@ void print_breakdown(const Context& ctx, Training& training, const Flags& flags,
         const double in_step = ms * static_cast<double>(part.count);
         sum += in_step;
         const double tflops = part.flops > 0 ? part.flops / ms * 1e-9 : no_value;
-        table.add({part.name, static_cast<double>(part.count), 1e3 * ms, in_step, in_step / step_ms, tflops});
+        table.add({part.name, part.count, 1e3 * ms, in_step, in_step / step_ms, tflops});
     }
     table.add({"sum", no_value, no_value, sum, sum / step_ms, no_value});
 }
@@ -183,11 +183,11 @@ Table table_of_steps(const Flags& flags, const Step& first) {
 std::vector<Cell> name_cells(const Step& step, bool json) {
     const TrainConfig& config = step.config;
     std::vector<Cell> cells{step.preset,
-                            static_cast<double>(config.batch),
-                            static_cast<double>(config.micro_batch_size()),
-                            std::string(name_of(config.dtype)),
-                            std::string(name_of(config.training.recompute)),
-                            std::string(name_of(config.offload))};
+                            config.batch,
+                            config.micro_batch_size(),
+                            name_of(config.dtype),
+                            name_of(config.training.recompute),
+                            name_of(config.offload)};
     if (json) cells.emplace_back(shape_of(config.model));
     return cells;
 }

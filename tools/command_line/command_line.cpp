@@ -163,6 +163,14 @@ void Command::add_text(const std::string& flag, const std::string& help,
     parser_.add_option_function(flag, use, help)->type_name(type)->default_str(shown_default)->take_last();
 }
 
+void Command::add_path(const std::string& flag, std::string& path, const std::string& help,
+                       const char* expected) {
+    add_value<std::string>(flag, help, [flag, &path, expected](const std::string& given) {
+        check(!given.empty(), flag, " '': expected ", expected);
+        path = given;
+    });
+}
+
 void Command::show_default(const std::string& flag, const std::string& shown_default) {
     option_of(parser_, flag).default_str(shown_default);
 }

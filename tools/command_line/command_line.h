@@ -4,6 +4,7 @@
 /// command_line.cpp includes the parser (CLI11, header-only templates), so that it is compiled once.
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,15 @@ class Command {
         add_value_of_type<T>(
             flag, std::move(help), [&member](const T& value) { member = value; }, text_of(member));
     }
+    /// The same for a member that is empty unless the flag is given, so that --help shows no default.
+    template <class T>
+    void add_value(const std::string& flag, std::optional<T>& member, std::string help) {
+        add_value<T>(flag, std::move(help), [&member](const T& value) { member = value; });
+    }
+    /// The flag sets `path`. An empty path is refused: it is usually a variable that a script forgot to set.
+    void add_path(const std::string& flag, std::string& path, const std::string& help,
+                  const char* expected = "a path");
+
     /// Calls use(values) when the flag is given, with one value or several with commas. Every flag whose
     /// command prints rows for each value is added by this function or the next one.
     template <class T>

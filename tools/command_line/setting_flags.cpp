@@ -5,21 +5,6 @@
 #include <gradtile/tools/command_line/usage_error.h>
 
 namespace gradtile::cli {
-namespace {
-
-template <class Member>
-JsonValue json_of(const Member& value) {
-    if constexpr (NamedEnum<Member>) {
-        return name_of(value);
-    } else if constexpr (is_list<Member>) {
-        return JsonValue::Array(value.begin(), value.end());
-    } else {
-        return value;
-    }
-}
-
-}  // namespace
-
 SettingFlags::SettingFlags(Command& command) : command_(command), given_(JsonValue::object()) {
     const TrainConfig defaults;
     visit_settings(defaults, [&](const Setting& setting, const auto& member) {
@@ -45,13 +30,14 @@ void SettingFlags::declare(const Setting& setting, FlagTakes takes) {
     } else if (takes == FlagTakes::list && setting.in_bench == FlagTakes::list) {
         const auto use = [this, name](const std::vector<Member>& list) {
             JsonValue::Array array;
-            for (const Member& value : list) array.push_back(json_of(value));
+            for (const Member& value : list) array.push_back(json_of_setting(value));
             given_.set(name, std::move(array));
         };
         command_.add_row_values<Member>(flag, setting.help, use);
     } else {
-        command_.add_value<Member>(flag, setting.help,
-                                   [this, name](const Member& value) { given_.set(name, json_of(value)); });
+        command_.add_value<Member>(flag, setting.help, [this, name](const Member& value) {
+            given_.set(name, json_of_setting(value));
+        });
     }
 }
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/text/json_value.h>
 #include <gradtile/tools/command_line/standard_streams.h>
 
 namespace gradtile::cli {
@@ -34,17 +35,8 @@ void print_aligned(const Column& column, const std::string& text) {
     std::printf(column.kind == Column::Kind::text ? "%-*s  " : "%*s  ", column.width, text.c_str());
 }
 
-std::string quoted(const std::string& text) {
-    std::string result = "\"";
-    for (const char c : text) {
-        if (c == '"' || c == '\\') result += '\\';
-        result += c;
-    }
-    return result + '"';
-}
-
 std::string json_of(const Cell& cell, Column::Kind kind) {
-    if (kind == Column::Kind::text) return quoted(cell.text);
+    if (kind == Column::Kind::text) return JsonValue(cell.text).dump();
     if (!std::isfinite(cell.number)) return "null";
     char text[40];
     std::snprintf(text, sizeof text, is_whole(cell.number) ? "%.0f" : "%.9g", cell.number);
@@ -64,7 +56,7 @@ void Table::add(const std::vector<Cell>& row) {
     check(row.size() == columns_.size(), "table: ", row.size(), " cells for ", columns_.size(), " columns");
     if (json_) {
         for (std::size_t i = 0; i < row.size(); ++i)
-            std::printf("%s%s:%s", i == 0 ? "{" : ",", quoted(columns_[i].key).c_str(),
+            std::printf("%s%s:%s", i == 0 ? "{" : ",", JsonValue(columns_[i].key).dump().c_str(),
                         json_of(row[i], columns_[i].kind).c_str());
         std::printf("}\n");
     } else {

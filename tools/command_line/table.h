@@ -3,6 +3,8 @@
 /// row.
 #include <limits>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 namespace gradtile::cli {
@@ -20,8 +22,10 @@ inline constexpr double no_value = std::numeric_limits<double>::quiet_NaN();
 
 /// Words for a text column, a number for the others; percentages are given as fractions.
 struct Cell {
-    Cell(double value) : number(value) {}
+    template <class Number>
+    requires std::is_arithmetic_v<Number> Cell(Number value) : number(static_cast<double>(value)) {}
     Cell(std::string text) : text(std::move(text)) {}
+    Cell(std::string_view text) : text(text) {}
     Cell(const char* text) : text(text) {}
 
     std::string text;

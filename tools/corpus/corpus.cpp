@@ -3,7 +3,6 @@
 #include <gradtile/core/check.h>
 #include <gradtile/tools/corpus/draws.h>
 #include <gradtile/tools/corpus/grammar.h>
-#include <gradtile/tools/corpus/story_grammar.h>
 
 namespace gradtile {
 namespace {

@@ -81,9 +81,8 @@ void add_corpus(CommandLine& program) {
     command.add_value<std::int64_t>("--characters", "minimum number of characters; the last story is not cut",
                                     default_characters,
                                     [flags](const std::int64_t& n) { flags->characters = n; });
-    command.add_value<std::int64_t>("--dialogues",
-                                    "number of conversations (JSON Lines) to write instead of stories",
-                                    [flags](const std::int64_t& n) { flags->dialogues = n; });
+    command.add_value("--dialogues", flags->dialogues,
+                      "number of conversations (JSON Lines) to write instead of stories");
     command.add_value("--seed", flags->seed, "seed of the texts");
     command.add_value("--out", flags->out, "file to write");
     command.add_value(

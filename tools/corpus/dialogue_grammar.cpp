@@ -1,4 +1,4 @@
-#include <gradtile/tools/corpus/dialogue_grammar.h>
+#include <gradtile/tools/corpus/grammar.h>
 
 namespace gradtile {
 

@@ -5,7 +5,6 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/json_value.h>
-#include <gradtile/tools/corpus/dialogue_grammar.h>
 #include <gradtile/tools/corpus/draws.h>
 #include <gradtile/tools/corpus/grammar.h>
 

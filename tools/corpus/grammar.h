@@ -108,4 +108,11 @@ class Grammar {
     std::vector<Attribute> attributes_;
 };
 
+/// The grammar that `gradtile corpus` generates from. Its start rule is `story`: a title, a few paragraphs,
+/// and the blank line that ends every story.
+extern const std::string_view story_grammar_notation;
+/// The grammar for --dialogues. Its start rule is `dialogue`: the first line is the user's, the second the
+/// assistant's, and so on.
+extern const std::string_view dialogue_grammar_notation;
+
 }  // namespace gradtile

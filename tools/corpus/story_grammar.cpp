@@ -1,4 +1,4 @@
-#include <gradtile/tools/corpus/story_grammar.h>
+#include <gradtile/tools/corpus/grammar.h>
 
 namespace gradtile {
 

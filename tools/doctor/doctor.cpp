@@ -1,14 +1,13 @@
 #include <gradtile/tools/doctor/doctor.h>
 
 #include <algorithm>
-#include <iomanip>
 #include <limits>
-#include <sstream>
 
 #include <gradtile/core/available_memory.h>
 #include <gradtile/core/context.h>
 #include <gradtile/core/cpu/cpu_features.h>
 #include <gradtile/core/cuda_runtime.h>
+#include <gradtile/core/text/formatted.h>
 
 namespace gradtile {
 namespace {
@@ -16,9 +15,7 @@ namespace {
 using State = Finding::State;
 
 std::string gibibytes(std::size_t bytes) {
-    std::ostringstream text;
-    text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / (1 << 30) << " GiB";
-    return text.str();
+    return formatted("%.1f GiB", static_cast<double>(bytes) / (1 << 30));
 }
 
 /// The kernels of each set are chosen at run time by the same functions.
@@ -55,16 +52,7 @@ std::string absent_gpu_reason() {
 }
 
 bool is_used(RunLibrary::Need need, int gpus) {
-    switch (need) {
-        case RunLibrary::Need::gpu:
-            return gpus >= 1;
-        case RunLibrary::Need::several_gpus:
-            return gpus >= 2;
-        case RunLibrary::Need::every_run:
-        case RunLibrary::Need::some_runs:
-            break;
-    }
-    return true;
+    return need == RunLibrary::Need::gpu ? gpus >= 1 : need != RunLibrary::Need::several_gpus || gpus >= 2;
 }
 
 Finding examine_library(const RunLibrary& library) {
@@ -81,18 +69,6 @@ Finding examine_library(const RunLibrary& library) {
 }
 
 }  // namespace
-
-const char* name_of(State state) {
-    switch (state) {
-        case State::ok:
-            return "ok";
-        case State::missing:
-            return "missing";
-        case State::unused:
-            return "unused";
-    }
-    throw Error("doctor: unknown state");
-}
 
 std::vector<Finding> examine_machine() {
     const int cores = usable_cores();

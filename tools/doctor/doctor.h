@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include <gradtile/core/enum_names.h>
 #include <gradtile/train/run_libraries.h>
 
 namespace gradtile {
@@ -18,7 +19,12 @@ struct Finding {
     std::string detail;            ///< one line: version and purpose, or the error with the remedy
     bool stops_every_run = false;  ///< no run with default settings can start without it
 };
-const char* name_of(Finding::State state);
+template <>
+struct EnumNames<Finding::State> {
+    static constexpr std::array names = {std::pair{Finding::State::ok, std::string_view("ok")},
+                                         std::pair{Finding::State::missing, std::string_view("missing")},
+                                         std::pair{Finding::State::unused, std::string_view("unused")}};
+};
 
 /// The processor with the instruction sets that gradtile's kernels use, and the memory.
 std::vector<Finding> examine_machine();

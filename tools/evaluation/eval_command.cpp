@@ -62,13 +62,14 @@ void print_json(const Evaluation& result) {
 
 void eval_text(const Flags& flags, const LanguageModel& model) {
     const LoadedTokens data =
-        load_tokens(flags.data, model.tokenizer,
-                    {.vocabulary = model.transformer.config.vocabulary,
+        load_tokens({.data = flags.data,
                      .token_type = flags.token_type,
+                     .vocabulary = model.transformer.config.vocabulary,
                      .special_tokens = model.packing ? SpecialTokens::recognised : SpecialTokens::as_text,
                      .chat_template = model.chat_template,
                      .train_on = model.train_on,
-                     .text_column = flags.text_column});
+                     .text_column = flags.text_column},
+                    model.tokenizer);
     check(flags.logits.empty() || !model.transformer.config.prefix, "logits: ", flags.logits,
           " with a model with prefix; expected none, because a window does not say where its prompt ends");
     if (!flags.logits.empty()) write_logits(flags.logits, model, data.tokens);

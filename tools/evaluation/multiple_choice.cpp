@@ -178,8 +178,7 @@ std::vector<ChoiceQuestion> read_choice_questions(TextReader text) {
 
 ChoiceEvaluation evaluate_choices(const LanguageModel& model, const std::vector<ChoiceQuestion>& questions,
                                   const ChoiceOptions& options) {
-    check(model.tokenizer.has_value(),
-          "eval: the model has no tokenizer, because it was trained on token files or imported without one");
+    tokenizer_of(model, "eval");  // throws if there is none
     check(!questions.empty(), "eval: no question");
     check(options.batch >= 1, "eval: batch: ", options.batch, "; expected at least 1");
     std::vector<ChoiceRow> rows;

@@ -19,20 +19,14 @@ std::int32_t token_id_of(const JsonValue& id, std::string_view source) {
     return id.get<std::int32_t>();
 }
 
-/// Returns a member that has a value other than null; null if there is none.
-const JsonValue* value_of(const JsonValue& object, const char* name) {
-    const JsonValue* const value = object.find(name);
-    return value && !value->is_null() ? value : nullptr;
-}
-
 TextEnds read_text_ends(const JsonValue& object, std::string_view source) {
     TextEnds ends;
-    if (const JsonValue* const eos = value_of(object, "eos_token_id")) {
+    if (const JsonValue* const eos = object.find_value("eos_token_id")) {
         ends.tokens.emplace();
         for (const JsonValue& id : eos->is_array() ? eos->elements() : JsonValue::Array{*eos})
             ends.tokens->push_back(token_id_of(id, source));
     }
-    const JsonValue* const stops = value_of(object, "stop_strings");
+    const JsonValue* const stops = object.find_value("stop_strings");
     if (!stops) return ends;
     for (const JsonValue& stop : stops->is_array() ? stops->elements() : JsonValue::Array{*stops}) {
         check(stop.is_string(), source, ": stop_strings: ", json_excerpt(stop),
@@ -43,7 +37,7 @@ TextEnds read_text_ends(const JsonValue& object, std::string_view source) {
 }
 
 std::string text_of(const JsonValue& object, const char* name, std::string_view source) {
-    const JsonValue* const value = value_of(object, name);
+    const JsonValue* const value = object.find_value(name);
     if (!value) return "";
     check(value->is_string(), source, ": ", name, ": ", json_excerpt(*value), "; expected a string");
     return value->text();
@@ -62,12 +56,12 @@ std::string known_types() {
 /// member that is not known.
 void check_rope_members(const JsonValue& config, std::string_view source, UnknownMembers& unknown) {
     for (const char* const name : {"rope_scaling", "rope_parameters"}) {
-        const JsonValue* const rope = value_of(config, name);
+        const JsonValue* const rope = config.find_value(name);
         if (!rope) continue;
         const std::string rope_source = concat(source, ": ", name);
         bool is_nested = false;
         for (const char* const layers : {"full_attention", "sliding_attention"})
-            if (const JsonValue* const inner = value_of(*rope, layers)) {
+            if (const JsonValue* const inner = rope->find_value(layers)) {
                 is_nested = true;
                 check_members(*inner, rope_members(), concat(rope_source, ": ", layers), unknown);
             }

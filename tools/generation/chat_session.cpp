@@ -8,19 +8,13 @@
 namespace gradtile {
 namespace {
 
-const Tokenizer& chat_tokenizer(const LanguageModel& model) {
-    check(model.tokenizer.has_value(),
-          "chat: the model has no tokenizer, because it was trained on token files or imported without one");
-    return *model.tokenizer;
-}
-
 ChatFormat chat_format(const LanguageModel& model, const ChatOptions& options) {
     const bool own = options.chat_template == ChatTemplate::automatic;
     check(
         !own || !model.imported_text.has_unknown_template,
         "chat: the imported model has a chat template of its own, which is none of plain, chatml and llama3; "
         "expected --chat-template with the one that comes closest");
-    return {own ? model.chat_template : options.chat_template, chat_tokenizer(model)};
+    return {own ? model.chat_template : options.chat_template, tokenizer_of(model, "chat")};
 }
 
 /// An answer that grows token by token.
@@ -76,7 +70,7 @@ ChatSession::ChatSession(const LanguageModel& model, ChatOptions options)
     : context_(model.transformer.config.context),
       options_(std::move(options)),
       format_(chat_format(model, options_)),
-      tokenizer_(chat_tokenizer(model)),
+      tokenizer_(tokenizer_of(model, "chat")),
       end_tokens_(end_tokens_of(model)),
       is_prefix_(model.transformer.config.prefix),
       sampler_(model, options_.sampling) {}

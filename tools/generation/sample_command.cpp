@@ -248,17 +248,14 @@ void add_sample(CommandLine& program) {
     SampleOptions& options = flags->options;
     command.add_value("--prompt", options.prompt,
                       "text that the model continues; empty: the text begins after a line break");
-    const auto add_path = [&](const char* flag, std::string& path, const char* help) {
-        command.add_value<std::string>(flag, help, [flag, &path](const std::string& value) {
-            check(!value.empty(), flag, " '': expected a path or -");
-            path = value;
-        });
-    };
-    add_path("--prompt-file", flags->prompt_file,
-             "file of the prompt, or - for standard input; one line break at its end is left out");
-    add_path("--prompts", flags->prompts_file,
-             "file with a prompt in each line, or of JSON objects with a prompt (.jsonl), or - for standard "
-             "input; continues each as --prompt would");
+    command.add_path("--prompt-file", flags->prompt_file,
+                     "file of the prompt, or - for standard input; one line break at its end is left out",
+                     "a path or -");
+    command.add_path(
+        "--prompts", flags->prompts_file,
+        "file with a prompt in each line, or of JSON objects with a prompt (.jsonl), or - for standard "
+        "input; continues each as --prompt would",
+        "a path or -");
     add_sampling_flags(command, options);
     command.add_switch("--ignore-eos", options.ignore_eos,
                        "go on after a token that ends a text, such as <|endoftext|>");

@@ -51,17 +51,6 @@ TextPlace place_after(const std::string& prompt) {
     return prompt.empty() ? TextPlace::start : TextPlace::middle;
 }
 
-const Tokenizer& sampled_tokenizer(const LanguageModel& model) {
-    check(
-        model.tokenizer.has_value(),
-        "sample: the model has no tokenizer, because it was trained on token files or imported without one");
-    return *model.tokenizer;
-}
-
-}  // namespace
-
-namespace {
-
 /// A token that may be drawn, and its probability times a constant.
 struct Candidate {
     double logit, weight = 0.0;
@@ -330,7 +319,7 @@ std::vector<std::int32_t> sample_tokens(const LanguageModel& model, std::span<co
 
 std::vector<std::int32_t> prompt_tokens(const LanguageModel& model, const std::string& prompt,
                                         const std::string& where) {
-    const Tokenizer& tokenizer = sampled_tokenizer(model);
+    const Tokenizer& tokenizer = tokenizer_of(model, "sample");
     if (prompt.empty()) return start_tokens(tokenizer);
     return tokenizer.encode(prompt, where,
                             {.special_tokens = SpecialTokens::recognised, .add_special_tokens = true});
@@ -338,7 +327,7 @@ std::vector<std::int32_t> prompt_tokens(const LanguageModel& model, const std::s
 
 SampledTextBuilder::SampledTextBuilder(const LanguageModel& model, const SampleOptions& options,
                                        TextPlace place, PieceHandler on_text)
-    : decoder_(sampled_tokenizer(model), place), stop_(options.stop), on_text_(std::move(on_text)) {
+    : decoder_(tokenizer_of(model, "sample"), place), stop_(options.stop), on_text_(std::move(on_text)) {
     if (!options.ignore_eos) end_tokens_ = end_tokens_of(model);
 }
 

@@ -9,6 +9,7 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/command_line/commands.h>
 #include <gradtile/tools/command_line/table.h>
+#include <gradtile/tools/command_line/text_file.h>
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/lab/key_splits.h>
 #include <gradtile/tools/lab/machine.h>
@@ -178,8 +179,7 @@ void print_key_splits(const std::vector<KeySplit>& splits, std::int64_t length) 
                  {"splits", "parts"},
                  {"occupancy", "occupancy", Column::Kind::percent}},
                 /*json=*/false);
-    for (const KeySplit& s : splits)
-        table.add({number(s.heads), s.occupancy_of_one, number(s.splits), s.occupancy});
+    for (const KeySplit& s : splits) table.add({s.heads, s.occupancy_of_one, s.splits, s.occupancy});
 }
 
 int compare(const LabFlags& flags) {
@@ -299,7 +299,7 @@ int sweep(const LabFlags& flags) {
         }
         algorithms.push_back(std::move(row));
     }
-    if (!flags.svg.empty()) write_lab_svg(flags.svg, picture);
+    if (!flags.svg.empty()) write_text_file("picture", flags.svg, lab_svg(picture));
     if (!flags.json) return 0;
     JsonValue all = setup_as_json(flags.setup);
     all.set("sweep", std::string(name_of(*flags.sweep)));
@@ -315,7 +315,7 @@ constexpr std::int64_t max_page_length = 256, max_page_steps = 100'000;
 
 int write_page(const LabFlags& flags) {
     const std::vector<Trace> traces = trace_attention(flags.setup, max_page_steps);
-    write_lab_page(flags.html, flags.setup, traces);
+    write_text_file("page", flags.html, lab_page(flags.setup, traces));
     std::size_t steps = 0;
     for (const Trace& trace : traces) steps += trace.steps.size();
     std::cout << "wrote " << printable(flags.html) << ": " << traces.size() << " passes, " << steps
@@ -340,7 +340,7 @@ int lab(LabFlags& flags) {
     check_usage(flags.ncu.empty() || (!flags.sweep && flags.html.empty()),
                 "--ncu: it cannot be combined with --sweep or --html");
     if (!flags.ncu.empty()) {
-        print_ncu_comparison(read_ncu_csv(flags.ncu), setup, flags.heads, flags.json);
+        print_ncu_comparison(flags.ncu, setup, flags.heads, flags.json);
         return 0;
     }
     check_usage(flags.svg.empty() || flags.sweep, "--svg: a picture needs --sweep ", choices_of<Sweep>());
@@ -367,10 +367,9 @@ void add_lab(CommandLine& program) {
     add_size("--head-dim", "width of the head, d", &Setup::head_dim, &LabFlags::head_dim);
     add_size("--fast-memory", "size of the fast memory in bytes, M", &Setup::fast_memory,
              &LabFlags::fast_memory);
-    command.add_value<Sweep>("--sweep",
-                             "repeat with this number at its value and at up to four halvings of it, and fit "
-                             "power laws to traffic and peak memory",
-                             [flags](const Sweep& sweep) { flags->sweep = sweep; });
+    command.add_value("--sweep", flags->sweep,
+                      "repeat with this number at its value and at up to four halvings of it, and fit "
+                      "power laws to traffic and peak memory");
     const auto add_file = [&](const char* name, const char* help, std::string LabFlags::*member) {
         command.add_value<std::string>(name, help, [flags, name, member](const std::string& path) {
             check_usage(!path.empty(), name, ": ''; expected the name of a file");

@@ -5,7 +5,6 @@
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/json_value.h>
-#include <gradtile/tools/command_line/text_file.h>
 
 namespace gradtile::cli {
 namespace {
@@ -112,10 +111,6 @@ std::string lab_page(const Setup& setup, const std::vector<Trace>& traces) {
                        file_text("tools/lab/page/controls.js")));
     insert_text(page, "trace", json_in_script(json_of(setup, traces)));
     return page;
-}
-
-void write_lab_page(const std::filesystem::path& path, const Setup& setup, const std::vector<Trace>& traces) {
-    write_text_file("page", path, lab_page(setup, traces));
 }
 
 }  // namespace gradtile::cli

@@ -2,7 +2,6 @@
 /// The `gradtile lab --html` page: one file with recorded runs of the lab's algorithms, their source lines,
 /// and the script that shows the runs step by step. The build embeds the files in tools/lab/page/ and the
 /// source code in the program.
-#include <filesystem>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,9 +13,5 @@ namespace gradtile::cli {
 
 std::span<const EmbeddedFile> lab_page_files();
 std::string lab_page(const attention::lab::Setup& setup, const std::vector<attention::lab::Trace>& traces);
-/// Writes the page. An existing file is replaced by the complete new file. Throws Error with the path if the
-/// file cannot be written.
-void write_lab_page(const std::filesystem::path& path, const attention::lab::Setup& setup,
-                    const std::vector<attention::lab::Trace>& traces);
 
 }  // namespace gradtile::cli

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include <gradtile/core/text/formatted.h>
-#include <gradtile/tools/command_line/text_file.h>
 
 namespace gradtile::cli {
 namespace {
@@ -101,10 +100,6 @@ std::string lab_svg(const LabPicture& picture) {
         legend_y += 20;
     }
     return svg + "</svg>\n";
-}
-
-void write_lab_svg(const std::filesystem::path& path, const LabPicture& picture) {
-    write_text_file("picture", path, lab_svg(picture));
 }
 
 }  // namespace gradtile::cli

@@ -1,6 +1,5 @@
 #pragma once
 /// The picture for a `gradtile lab` sweep: curves on logarithmic axes.
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -20,8 +19,5 @@ struct LabPicture {
 };
 
 std::string lab_svg(const LabPicture& picture);
-/// Writes the picture. An existing file is replaced by the complete new file. Throws Error with the path if
-/// the file cannot be written.
-void write_lab_svg(const std::filesystem::path& path, const LabPicture& picture);
 
 }  // namespace gradtile::cli

@@ -52,11 +52,9 @@ std::shared_ptr<ProcessGroup> join_group(const RankEnvironment& environment, dou
 void add_group_flags(Command& command, const std::string& what, GroupFlags& flags) {
     command.add_value("--timeout", flags.timeout,
                       "with several processes: maximum seconds without a heartbeat or in one wait");
-    const auto count = [&](const char* flag, const std::string& help, std::optional<std::int64_t>& value) {
-        command.add_value<std::int64_t>(flag, help, [&value](const std::int64_t& n) { value = n; });
-    };
-    count("--gpus", what + " on this many GPUs of this host, one process each", flags.gpus);
-    count("--processes", what + " on the CPU with this many processes of this host", flags.processes);
+    command.add_value("--gpus", flags.gpus, what + " on this many GPUs of this host, one process each");
+    command.add_value("--processes", flags.processes,
+                      what + " on the CPU with this many processes of this host");
 }
 
 int checked_count(const char* flag, std::int64_t value, std::int64_t min_value) {

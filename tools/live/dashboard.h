@@ -9,10 +9,6 @@
 
 namespace gradtile {
 
-struct TerminalSize {
-    std::size_t columns = 80, rows = 24;
-};
-
 /// Memory bytes: for the process and the machine, or for a GPU.
 struct MemoryUse {
     std::size_t used = 0, total = 0;

@@ -1,6 +1,5 @@
 #include <gradtile/tools/live/live_display.h>
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -74,10 +73,8 @@ void LiveDisplay::update_speed(const StepReport& report) {
         state_.tokens_per_s > 0.0
             ? state_.tokens_per_s + speed_weight * (report.tokens_per_s - state_.tokens_per_s)
             : report.tokens_per_s;
-    const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
-    const auto done = static_cast<double>(report.step - state_.options.first_step);
-    const auto left = static_cast<double>(last_step_of(report, state_.options) - report.step);
-    state_.seconds_left = done > 0.0 ? elapsed / done * left : 0.0;
+    state_.seconds_left =
+        seconds_left(report, state_.options, std::chrono::duration<double>(Clock::now() - start_).count());
 }
 
 void LiveDisplay::operator()(const StepReport& report) {
@@ -120,7 +117,7 @@ void LiveDisplay::run() {
             drawn_columns_.clear();
         } else {
             const std::lock_guard drawing(drawing_mutex_);
-            const TerminalSize size = terminal_size();
+            const TerminalSize size = terminal_size(out_);
             resized = size.columns != drawn_size_.columns || size.rows != drawn_size_.rows;
         }
         {
@@ -130,15 +127,6 @@ void LiveDisplay::run() {
         }
         if (in_foreground) draw();
     }
-}
-
-TerminalSize LiveDisplay::terminal_size() const {
-    TerminalSize result;
-    winsize size{};
-    if (::ioctl(fileno(out_), TIOCGWINSZ, &size) != 0) return result;
-    if (size.ws_col > 0) result.columns = size.ws_col;
-    if (size.ws_row > 0) result.rows = size.ws_row;
-    return result;
 }
 
 bool LiveDisplay::is_in_foreground() const {
@@ -159,7 +147,7 @@ std::string LiveDisplay::to_the_top(const TerminalSize& size) const {
 void LiveDisplay::print_above(const std::function<void()>& print) {
     {
         const std::lock_guard drawing(drawing_mutex_);
-        write(to_the_top(terminal_size()) + clear_below);
+        write(to_the_top(terminal_size(out_)) + clear_below);
         drawn_columns_.clear();
         print();
     }
@@ -168,7 +156,7 @@ void LiveDisplay::print_above(const std::function<void()>& print) {
 
 void LiveDisplay::draw() {
     const std::lock_guard drawing(drawing_mutex_);
-    const TerminalSize size = terminal_size();
+    const TerminalSize size = terminal_size(out_);
     DashboardState state;
     {
         const std::lock_guard lock(state_mutex_);

@@ -67,7 +67,6 @@ class LiveDisplay {
     void draw();
     std::string to_the_top(const TerminalSize& size) const;
     void write(const std::string& text);
-    TerminalSize terminal_size() const;
     bool is_in_foreground() const;
     void update_speed(const StepReport& report);
 

@@ -8,30 +8,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include <gradtile/core/check.h>
 #include <gradtile/core/text/formatted.h>
 
 namespace gradtile {
-namespace {
-
-/// Returns the terminal's current width; the terminal may have been resized.
-std::size_t columns_of(std::FILE* out) {
-    constexpr std::size_t usual = 80;
-    winsize size{};
-    return ioctl(fileno(out), TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : usual;
-}
-
-const char* name_of(StepPart::Kind kind) {
-    switch (kind) {
-        case StepPart::Kind::micro_steps:
-            return "micro-step";
-        case StepPart::Kind::evaluation_windows:
-            return "evaluation window";
-    }
-    throw Error("progress: unknown part of a step");
-}
-
-}  // namespace
 
 std::string readable_rate(double rate) {
     if (rate >= 1e6) return formatted("%.2fM", rate / 1e6);
@@ -55,6 +34,21 @@ std::string readable_duration(double seconds) {
 std::int64_t last_step_of(const StepReport& report, const ProgressOptions& options) {
     if (!report.budget_used || *report.budget_used <= 0.0) return std::max(options.last_step, report.step);
     return std::llround(static_cast<double>(report.step) / *report.budget_used);
+}
+
+double seconds_left(const StepReport& report, const ProgressOptions& options, double elapsed) {
+    const auto done = static_cast<double>(report.step - options.first_step);
+    const auto left = static_cast<double>(last_step_of(report, options) - report.step);
+    return done > 0.0 ? elapsed / done * left : 0.0;
+}
+
+TerminalSize terminal_size(std::FILE* out) {
+    TerminalSize result;
+    winsize size{};
+    if (::ioctl(fileno(out), TIOCGWINSZ, &size) != 0) return result;
+    if (size.ws_col > 0) result.columns = size.ws_col;
+    if (size.ws_row > 0) result.rows = size.ws_row;
+    return result;
 }
 
 std::vector<ProgressField> progress_fields(const StepReport& report, const ProgressOptions& options,
@@ -96,7 +90,7 @@ std::string progress_line(std::vector<ProgressField> fields, std::size_t columns
 }
 
 std::vector<ProgressField> progress_fields(const StepPart& part, const ProgressOptions& options) {
-    const char* const what = name_of(part.kind);
+    const char* const what = part.kind == StepPart::Kind::micro_steps ? "micro-step" : "evaluation window";
     const auto step = static_cast<long long>(part.step), last = static_cast<long long>(options.last_step);
     return {
         {last > 0 ? formatted("step %lld/%lld", step, last) : formatted("step %lld", step), 0},
@@ -127,9 +121,7 @@ void Progress::operator()(const StepReport& report) {
     if (!due && !last) return;
     last_print_ = now;
     const double elapsed = std::chrono::duration<double>(now - start_).count();
-    const auto done = static_cast<double>(report.step - options_.first_step);
-    const auto left = static_cast<double>(last_step - report.step);
-    print(progress_fields(report, options_, evaluation_, done > 0.0 ? elapsed / done * left : 0.0));
+    print(progress_fields(report, options_, evaluation_, seconds_left(report, options_, elapsed)));
 }
 
 void Progress::operator()(const StepPart& part) {
@@ -148,7 +140,7 @@ void Progress::print(const std::vector<ProgressField>& fields) {
     }
     // The last column stays free, because some terminals start a new line once it is filled. Blanks overwrite
     // what is left from the previous line, unless the terminal is now narrower.
-    const std::size_t columns = columns_of(out_) - 1;
+    const std::size_t columns = terminal_size(out_).columns - 1;
     std::string line = progress_line(fields, columns);
     const std::size_t length = line.size();
     line.resize(std::max(length, std::min(printed_columns_, columns)), ' ');

@@ -77,6 +77,13 @@ std::vector<ProgressField> progress_fields(const StepPart& part, const ProgressO
 std::string progress_line(std::vector<ProgressField> fields, std::size_t columns = std::string::npos);
 /// Three digits and a unit: 61234 -> "61.2k".
 std::string readable_rate(double rate);
+/// Returns the seconds until the last step, if further steps take as long as those of this process.
+double seconds_left(const StepReport& report, const ProgressOptions& options, double elapsed);
+struct TerminalSize {
+    std::size_t columns = 80, rows = 24;
+};
+/// Returns the present size, because a terminal may be resized; the usual one if `out` is no terminal.
+TerminalSize terminal_size(std::FILE* out);
 /// Returns whether `out` is a terminal that handles carriage returns: TERM is set and not "dumb".
 bool can_rewrite_lines(std::FILE* out);
 /// 75 -> "1:15", 3675 -> "1:01:15".

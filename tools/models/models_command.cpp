@@ -125,8 +125,7 @@ Table table_of(const Target& target, const Flags& flags) {
 
 void add_row(Table& table, const PublishedModel& model, const Target& target, const Flags& flags) {
     const ModelConfig config = planned_config(model, flags.context);
-    std::vector<Cell> row{std::string(model.name), std::string(model.family),
-                          static_cast<double>(model.parameters), static_cast<double>(config.context)};
+    std::vector<Cell> row{model.name, model.family, model.parameters, config.context};
     const auto add = [&](const ModelCost& cost) {
         const double bytes = static_cast<double>(cost.memory);
         row.emplace_back(bytes / gib);

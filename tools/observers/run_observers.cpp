@@ -1,10 +1,10 @@
 #include <gradtile/tools/observers/run_observers.h>
 
+#include <gradtile/core/io/file_system.h>
 #include <gradtile/tools/generation/sampler.h>
 #include <gradtile/tools/observers/loss_svg.h>
 #include <gradtile/tools/observers/tensorboard_events.h>
 #include <gradtile/train/run/metrics_file.h>
-#include <gradtile/train/run/output_place.h>
 #include <gradtile/train/run/run_directory.h>
 
 namespace gradtile {
@@ -33,12 +33,19 @@ void add_loss_curve(Trainer& trainer, const MessageHandler& on_message) {
     });
 }
 
+void require_events_inside_run(const std::string& place, const std::filesystem::path& run,
+                               const std::string& file) {
+    check(is_inside(place, run), "tensorboard: '", place, "' in ", file, " is outside the run's directory ",
+          run.string(), ", and holds no files of this run; name the place with --tensorboard ", place,
+          ", or write nothing there with --tensorboard ''");
+}
+
 void add_tensorboard(Trainer& trainer, Named named, const MessageHandler& on_message) {
     const std::string& place = trainer.config().tensorboard;
     if (place.empty()) return;
     const bool resumed = !trainer.resumed_from().empty();
     if (resumed && named == Named::by_a_file && !TensorBoardEvents::exist_in(place, trainer.identity()))
-        require_inside_run("tensorboard", place, trainer.config().out, trainer.resumed_from());
+        require_events_inside_run(place, trainer.config().out, trainer.resumed_from());
     const auto events = std::make_shared<TensorBoardEvents>(
         place, resumed ? TensorBoardEvents::Run::resumes : TensorBoardEvents::Run::starts,
         trainer.identity());

@@ -17,10 +17,15 @@ void add_loss_curve(Trainer& trainer, const MessageHandler& on_message);
 /// Event files in the directory config().tensorboard; nothing if it is empty. A failed write is reported
 /// through on_message.
 ///
-/// A resumed run's setting comes from a file that another user may have prepared (see output_place.h): unless
-/// `named` says that the user named this directory, it must be inside the run's, or have this run's events.
-/// Throws Error otherwise, and when the directory cannot be used.
+/// A run's settings come from files that another user may have prepared. Such a file alone never makes a run
+/// write anything outside its directory: unless `named` says that the user named the event files' directory,
+/// it must be inside the run's, or have this run's events. Throws Error otherwise, and when the directory
+/// cannot be used. The test PreparedDirectory.NoSettingOfAFileLeadsOutOfTheRun tries every setting.
 enum class Named { by_the_user, by_a_file };
 void add_tensorboard(Trainer& trainer, Named named, const MessageHandler& on_message);
+
+/// Throws Error unless `place`, the setting `tensorboard` in `file`, is inside the run directory `run`.
+void require_events_inside_run(const std::string& place, const std::filesystem::path& run,
+                               const std::string& file);
 
 }  // namespace gradtile

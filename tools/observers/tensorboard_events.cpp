@@ -18,10 +18,6 @@ namespace {
 
 // ---- Records and messages ----
 
-std::span<const std::byte> bytes_of(std::string_view text) {
-    return std::as_bytes(std::span(text));
-}
-
 template <std::integral T>
 void append_integer(std::string& bytes, T value) {
     std::array<std::byte, sizeof value> encoded;
@@ -32,7 +28,7 @@ void append_integer(std::string& bytes, T value) {
 /// A checksum that is stored beside its data is masked, so that data which contain their own CRC do not have
 /// a constant CRC.
 std::uint32_t masked_crc(std::string_view data) {
-    return std::rotr(crc32c(bytes_of(data)), 15) + 0xa282ead8u;
+    return std::rotr(crc32c(std::as_bytes(std::span(data))), 15) + 0xa282ead8u;
 }
 
 // Protobuf's wire types.

@@ -110,8 +110,8 @@ void print_ways_to_fit(const Planner& planner) {
         const auto number = [&](auto value_of) {
             return way.prediction ? value_of(*way.prediction) : no_value;
         };
-        std::vector<Cell> row{static_cast<double>(way.zero)};
-        if (has_adapters) row.emplace_back(std::string(name_of(way.frozen_format)));
+        std::vector<Cell> row{way.zero};
+        if (has_adapters) row.emplace_back(name_of(way.frozen_format));
         row.insert(row.end(),
                    {number([](const Prediction& p) { return static_cast<double>(p.memory) / gib; }),
                     number([](const Prediction& p) { return 1e3 * p.cost.seconds(); }),
@@ -149,10 +149,10 @@ void print_plan(const Planner& planner) {
                  {"network", "network", Column::Kind::number, 8}},
                 /*json=*/false);
     for (const Prediction& p : planner.predictions())
-        table.add({static_cast<double>(p.layout.gpus()), static_cast<double>(p.layout.nodes()),
-                   static_cast<double>(p.batch), static_cast<double>(p.memory) / gib, 1e3 * p.cost.seconds(),
-                   1e3 * p.cost.compute, 1e3 * p.cost.exposed, 1e3 * p.cost.update, p.tokens_per_second,
-                   p.efficiency, 1e-6 * p.cost.wire.total(), 1e-6 * p.cost.wire.network});
+        table.add({p.layout.gpus(), p.layout.nodes(), p.batch, static_cast<double>(p.memory) / gib,
+                   1e3 * p.cost.seconds(), 1e3 * p.cost.compute, 1e3 * p.cost.exposed, 1e3 * p.cost.update,
+                   p.tokens_per_second, p.efficiency, 1e-6 * p.cost.wire.total(),
+                   1e-6 * p.cost.wire.network});
     std::cout
         << "MB sent: per GPU and step; network: the part sent between nodes; exposed: ms of communication "
            "that do not overlap with computation\n";
@@ -186,11 +186,7 @@ void add_plan(CommandLine& program) {
     std::string presets = "settings to start from:";
     for (const std::string& name : preset_names()) presets += " " + name;
     command.add_value("--model", flags->model, presets);
-    command.add_value<std::string>("--config", "JSON file of settings, with the names of the flags",
-                                   [flags](const std::string& path) {
-                                       check(!path.empty(), "--config '': expected a path");
-                                       flags->config_file = path;
-                                   });
+    command.add_path("--config", flags->config_file, "JSON file of settings, with the names of the flags");
     command.add_value("--gpus", flags->plan.gpus, "GPUs that share the batch");
     command.add_value("--gpus-per-node", flags->plan.gpus_per_node, "GPUs of a node, which NVLink connects");
     command.add_value("--gpu-memory", flags->plan.gpu_memory, "GiB of each GPU");

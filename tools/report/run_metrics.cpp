@@ -19,10 +19,6 @@ double number_of(const JsonValue& object, const char* key) {
     return found && found->is_number() ? found->number() : unknown;
 }
 
-bool is_event(const JsonValue& object) {
-    return object.contains("event");
-}
-
 /// The largest step that is accepted. Double precision cannot represent all larger integers.
 constexpr std::int64_t max_step = std::int64_t{1} << 53;
 
@@ -95,7 +91,7 @@ std::vector<double> read_lines(RunMetrics& run, const std::filesystem::path& fil
     for (std::string_view line; lines.next(line);) {
         ++number;
         const JsonValue object = parse_json_or_null(line);
-        if (is_event(object)) {
+        if (object.contains("event")) {
             if (auto sample = sample_of(object)) add_sample(run.samples, std::move(*sample));
             continue;
         }

@@ -9,7 +9,6 @@
 #include <gradtile/core/context.h>
 #include <gradtile/train/tokenizers/byte_characters.h>
 #include <gradtile/train/tokenizers/internal/text_splitter.h>
-#include <gradtile/train/tokenizers/internal/token_length.h>
 
 namespace gradtile {
 namespace {

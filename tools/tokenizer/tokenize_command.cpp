@@ -64,7 +64,7 @@ void add_tokenize(CommandLine& program) {
     for (const char* flag : {"--tokenizer", "--out"}) command.require(flag);
     command.set_action([flags] {
         TokenizeOptions& chosen = flags->options;
-        check_flag("--threads", flags->threads, {0, 4096});
+        check_flag("--threads", flags->threads, threads_range);
         chosen.threads = static_cast<int>(flags->threads);
         check_outputs(chosen, flags->tokenizer);
         rethrow_as_usage_error([&] { validate(chosen); });

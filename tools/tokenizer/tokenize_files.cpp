@@ -16,8 +16,7 @@ namespace {
 
 TokenFormat format_for(const Tokenizer& tokenizer, const TokenizeOptions& options) {
     const std::int64_t vocabulary = tokenizer.vocab_size();
-    if (options.style == TokenFileStyle::nanogpt)
-        return vocabulary <= 65536 ? TokenFormat::headerless : TokenFormat::headerless_uint32;
+    if (options.style == TokenFileStyle::nanogpt) return headerless_format(vocabulary);
     for (const TokenFormatTraits& traits : token_format_table)
         if (vocabulary <= traits.vocabulary) return traits.format;
     throw Error(concat("format llmc: holds vocabularies of up to 128256; the tokenizer's has ", vocabulary));

@@ -24,7 +24,7 @@ struct Flags {
 };
 
 int train_tokenizer(Flags& flags) {
-    check_flag("--threads", flags.threads, {0, 4096});
+    check_flag("--threads", flags.threads, threads_range);
     check_not_an_input("--out", flags.out, files_of(flags.data));
     flags.options.threads = static_cast<int>(flags.threads);
     std::erase(flags.options.special_tokens, "");

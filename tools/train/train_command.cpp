@@ -19,7 +19,6 @@
 #include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
-#include <gradtile/train/run/output_place.h>
 #include <gradtile/train/run/stop_signals.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/trainer.h>
@@ -80,11 +79,11 @@ void validate_settings(const Flags& flags, const TrainConfig& config, std::int64
     });
 }
 
-/// Refuses a place to write to that only the --config file names; see output_place.h.
+/// Refuses a place to write to that only the --config file names; see add_tensorboard().
 void check_outputs(const Flags& flags, const TrainConfig& config) {
     if (config.tensorboard.empty() || flags.settings.given().contains("tensorboard")) return;
     rethrow_as_usage_error(
-        [&] { require_inside_run("tensorboard", config.tensorboard, config.out, flags.config_file); });
+        [&] { require_events_inside_run(config.tensorboard, config.out, flags.config_file); });
 }
 
 /// Checks the flags of a run that is resumed.
@@ -240,16 +239,7 @@ int print_config(const Flags& flags) {
     make_paths_absolute(config);
     if (config.model.vocabulary == 0 && !config.data.empty())
         config.model.vocabulary =
-            load_dataset({.data = config.data,
-                          .val_data = config.val_data,
-                          .val_fraction = config.val_fraction,
-                          .tokenizer = tokenizer_kind_of(config.tokenizer),
-                          .token_type = config.token_type,
-                          .chat_template = config.chat_template,
-                          .train_on = config.train_on,
-                          .text_column = config.text_column,
-                          .token_cache = config.token_cache,
-                          .stream_buffer = config.stream_buffer},
+            load_dataset(dataset_options(config),
                          is_token_file(config.data) ? std::nullopt : tokenizer_of_setting(config.tokenizer))
                 .vocabulary;
     std::cout << to_json(config).dump(2) << '\n';
@@ -344,16 +334,8 @@ void add_train(CommandLine& program) {
             flags->depth = depth;
             flags->settings.show_defaults(preset(preset_of_depth(depth)));
         });
-    // An empty path is refused: it is usually a variable that a script forgot to set, and would start a run
-    // with other settings.
-    const auto add_path = [&](const char* flag, std::string& path, const char* help) {
-        command.add_value<std::string>(flag, help, [flag, &path](const std::string& value) {
-            check(!value.empty(), flag, " '': expected a path");
-            path = value;
-        });
-    };
-    add_path("--config", flags->config_file, "JSON file of settings, with the names of the flags");
-    add_path("--resume", flags->resume, "directory of the run to continue");
+    command.add_path("--config", flags->config_file, "JSON file of settings, with the names of the flags");
+    command.add_path("--resume", flags->resume, "directory of the run to continue");
     command.add_switch("--restart", flags->restart,
                        "with --resume: if the newest checkpoint is missing, train again from an older one or "
                        "from the start");
@@ -361,9 +343,8 @@ void add_train(CommandLine& program) {
         "--stop-after", "stop after this step; --resume continues the run as if it had not stopped",
         [flags](const std::int64_t& step) { flags->stop_after = step; });
     add_group_flags(command, "train", flags->group);
-    command.add_value<std::int64_t>(
-        "--restarts", "maximum number of restarts from the last valid checkpoint after failures",
-        [flags](const std::int64_t& n) { flags->restarts = n; });
+    command.add_value("--restarts", flags->restarts,
+                      "maximum number of restarts from the last valid checkpoint after failures");
     command.add_value(
         "--on-loss", flags->on_loss,
         "with --processes or --gpus, when a process dies or hangs: continue (default) with a new process in "

@@ -9,7 +9,6 @@
 #include <gradtile/train/checkpoint/checkpoint_schema.h>
 #include <gradtile/train/checkpoint/chunk_preparer.h>
 #include <gradtile/train/checkpoint/internal/checkpoint_write.h>
-#include <gradtile/train/checkpoint/internal/hdf5_types.h>
 #include <gradtile/train/checkpoint/internal/part_set.h>
 
 namespace gradtile {
@@ -20,6 +19,41 @@ namespace schema = checkpoint_schema;
 
 // libhdf5 allocates its structures in blocks of this size, so that they do not lie between the chunks.
 constexpr hsize_t kMetadataBlock = hsize_t{64} << 10;
+
+Hdf5Type copy_of(hid_t type) {
+    return Hdf5Type(H5Tcopy(type), "copy a type");
+}
+
+// A 16-bit IEEE-like float: sign, exponent and mantissa without padding.
+Hdf5Type float_16_bit(std::size_t exponent_bits, std::size_t exponent_bias) {
+    Hdf5Type type = copy_of(H5T_IEEE_F32LE);
+    const std::size_t mantissa_bits = 15 - exponent_bits;
+    // The fields are set first, because they must be inside the smaller size.
+    hdf5_check(H5Tset_fields(type.get(), 15, mantissa_bits, exponent_bits, 0, mantissa_bits),
+               "set float fields");
+    hdf5_check(H5Tset_size(type.get(), 2), "set a type's size");
+    hdf5_check(H5Tset_ebias(type.get(), exponent_bias), "set an exponent bias");
+    return type;
+}
+
+/// Returns the HDF5 type for a dtype's elements in the file, little-endian. The type in memory is the same,
+/// so libhdf5 converts nothing. bfloat16 is declared as a float with 8 exponent bits and 7 mantissa bits;
+/// h5py reads it as float32.
+Hdf5Type hdf5_type(DType dtype) {
+    switch (dtype) {
+        case DType::f64:
+            return copy_of(H5T_IEEE_F64LE);
+        case DType::f32:
+            return copy_of(H5T_IEEE_F32LE);
+        case DType::bf16:
+            return float_16_bit(8, 127);
+        case DType::f16:
+            return float_16_bit(5, 15);
+        case DType::i32:
+            return copy_of(H5T_STD_I32LE);
+    }
+    throw Error("unknown dtype");
+}
 
 std::array<hsize_t, Shape::max_rank> dims_of(const Shape& shape) {
     std::array<hsize_t, Shape::max_rank> dims{};
@@ -42,11 +76,11 @@ std::string data_text(const Checkpoint& checkpoint) {
 
 class Writer {
   public:
-    Writer(Hdf5Storage& storage, std::uint64_t user_block) : storage_(storage) {
+    Writer(CheckpointImage& image, std::uint64_t user_block) : image_(image) {
         const Hdf5PropertyList creation(H5Pcreate(H5P_FILE_CREATE), "create a property list");
         hdf5_check(H5Pset_userblock(creation.get(), user_block), "set the user block's size");
         hdf5_check(H5Pset_obj_track_times(creation.get(), false), "switch off time stamps");
-        const Hdf5PropertyList access = storage_access(storage);
+        const Hdf5PropertyList access = image.access();
         hdf5_check(H5Pset_meta_block_size(access.get(), kMetadataBlock), "set the metadata block size");
         file_ =
             Hdf5File(H5Fcreate("checkpoint", H5F_ACC_TRUNC, creation.get(), access.get()), "create the file");
@@ -86,7 +120,7 @@ class Writer {
 
     void finish() {
         file_.close("close the file");
-        storage_.rethrow_failure();
+        image_.rethrow_failure();
     }
 
   private:
@@ -127,11 +161,11 @@ class Writer {
                               const std::string& name) {
         std::array<hsize_t, Shape::max_rank> offset{};
         std::copy(corner.begin(), corner.end(), offset.begin());
-        storage_.expect_write(chunk, crc);
+        image_.expect_write(chunk, crc);
         hdf5_check(H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, 0, offset.data(), chunk.size(), chunk.data()),
                    "write " + name);
-        storage_.rethrow_failure();  // stops at the first failure
-        const std::optional<std::uint64_t> address = storage_.address_of_expected();
+        image_.rethrow_failure();  // stops at the first failure
+        const std::optional<std::uint64_t> address = image_.address_of_expected();
         check(address.has_value(), name, ": libhdf5 did not write a chunk as it was handed over");
         return *address;
     }
@@ -145,7 +179,7 @@ class Writer {
         attribute.close("close the checksum of " + name);
     }
 
-    Hdf5Storage& storage_;
+    CheckpointImage& image_;
     Hdf5File file_;
     std::set<std::string> groups_;
 };
@@ -234,9 +268,9 @@ void CheckpointPlan::require_host_memory() const {
     }
 }
 
-void write_hdf5(Hdf5Storage& storage, CheckpointPlan& plan) {
+void write_hdf5(CheckpointImage& image, CheckpointPlan& plan) {
     ChunkPreparer chunks(plan.tensors_);
-    Writer writer(storage, plan.user_block_);
+    Writer writer(image, plan.user_block_);
     auto text = plan.texts_.begin();
     auto tensor = plan.tensors_.begin();
     for (StoredObject& object : plan.manifest_.objects) {

@@ -11,9 +11,8 @@ namespace gradtile {
 /// Returns object[key]; empty when it is absent or null.
 template <class T>
 std::optional<T> optional_of(const JsonValue& object, std::string_view key) {
-    const JsonValue* const member = object.find(key);
-    if (!member || member->is_null()) return std::nullopt;
-    return member->get<T>();
+    const JsonValue* const value = object.find_value(key);
+    return value ? std::optional(value->get<T>()) : std::nullopt;
 }
 
 template <class T>

@@ -508,6 +508,16 @@ void visit_run_settings(Config& c, Visit& visit) {
 
 }  // namespace detail
 
+/// Returns a setting's value; an enumeration as its name.
+template <class Member>
+JsonValue json_of_setting(const Member& value) {
+    if constexpr (NamedEnum<Member>) {
+        return name_of(value);
+    } else {
+        return value;
+    }
+}
+
 /// Calls visit(setting, member) for every setting, in --help order.
 template <class Config, class Visit>
 void visit_settings(Config& c, Visit&& visit) {

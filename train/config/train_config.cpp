@@ -18,31 +18,6 @@
 namespace gradtile {
 namespace {
 
-JsonValue value_of(std::int64_t value) {
-    return value;
-}
-JsonValue value_of(std::uint64_t value) {
-    return value;
-}
-JsonValue value_of(double value) {
-    return value;
-}
-JsonValue value_of(bool value) {
-    return value;
-}
-JsonValue value_of(const std::string& value) {
-    return value;
-}
-JsonValue value_of(const std::vector<double>& values) {
-    JsonValue::Array array;
-    for (const double value : values) array.push_back(value);
-    return array;
-}
-template <NamedEnum Enum>
-JsonValue value_of(Enum value) {
-    return std::string(name_of(value));
-}
-
 /// Returns "a string", "an array" and so on.
 std::string type_of(const JsonValue& value) {
     const std::string_view name = value.type_name();
@@ -115,7 +90,7 @@ JsonValue to_json(const ModelConfig& model) {
     config.model = model;
     JsonValue settings = JsonValue::object();
     visit_settings(config, [&](const Setting& setting, const auto& member) {
-        if (setting.group == SettingGroup::architecture) settings.set(setting.name, value_of(member));
+        if (setting.group == SettingGroup::architecture) settings.set(setting.name, json_of_setting(member));
     });
     return settings;
 }
@@ -125,7 +100,7 @@ JsonValue to_json(const TrainConfig& config) {
     visit_settings(config, [&](const Setting& setting, const auto& member) {
         if constexpr (std::is_same_v<decltype(member), const std::string&>)
             check(is_utf8(member), setting.name, ": '", member, "' is not UTF-8, a run's settings must be");
-        settings.set(setting.name, value_of(member));
+        settings.set(setting.name, json_of_setting(member));
     });
     return settings;
 }

@@ -36,28 +36,33 @@ struct Source {
     TokenFormat format = TokenFormat::headerless;  // of token files
     std::optional<Tokenizer> tokenizer{};
     std::optional<std::vector<Story>> stories{};
-    std::vector<std::int64_t>
-        document_begins{};  // and the token count; empty for one text and for token files
+    std::vector<std::int64_t> document_begins{};  // and the token count; empty for token files
     std::optional<ChatTemplate> chat_template{};
     std::vector<DataContent> contents{};
     std::string description{};
 };
 
 struct SourceOptions {
+    const DatasetOptions& data;
     /// Encodes text, and decodes token files; empty: text makes its own, and token files have none.
-    std::optional<Tokenizer> tokenizer = {};
-    TokenizerKind kind = TokenizerKind::characters;
-    TokenFileOptions token_file = {};
-    DocumentEncoderOptions encoding = {};
-    std::string text_column = {};
-    std::string token_cache = {};
-    JsonValue expected_content = {};  ///< content list, or null
-    StoryParser stories = {};
+    std::optional<Tokenizer> tokenizer;
+    std::int64_t vocabulary;     ///< see DatasetOptions
+    JsonValue expected_content;  ///< content list, or null
 };
 
 JsonValue member_or_null(const JsonValue& object, const char* name) {
     const JsonValue* const member = object.find(name);
     return member ? *member : JsonValue();
+}
+
+SourceOptions source_options(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer) {
+    return {options, tokenizer, options.vocabulary, member_or_null(options.expected_content, "data")};
+}
+
+DocumentEncoderOptions encoding_of(const DatasetOptions& options) {
+    return {.chat_template = options.chat_template,
+            .train_on = options.train_on,
+            .special_tokens = options.special_tokens};
 }
 
 /// Each listed file takes three of the max_json_values that a checkpoint's text may have.
@@ -114,52 +119,8 @@ Tokenizer new_tokenizer(TokenizerKind kind, std::string_view text, const std::st
     throw Error("tokenizer: unknown kind");
 }
 
-/// Returns a text's tokens with a BPE tokenizer from the cache, or writes them to it. Other tokenizers take
-/// no longer than reading the cache.
-Source open_cached_text(const std::string& path, const SourceOptions& options) {
-    TokenizedDocuments text = tokenize_documents({.files = data_files(path),
-                                                  .source = path,
-                                                  .is_one_text = true,
-                                                  .encoding = options.encoding,
-                                                  .cache = options.token_cache},
-                                                 options.tokenizer, options.kind);
-    require_same_content(path, text.contents, options.expected_content);
-    Source source{
-        .vocabulary = text.tokenizer->vocab_size(),
-        .separator = separator_of(*text.tokenizer).value_or(-1),
-        .description = concat("text, ", grouped(text.tokens.size()), ' ', unit_of(*text.tokenizer))};
-    source.tokens = std::move(text.tokens);
-    source.tokenizer = std::move(text.tokenizer);
-    source.contents = std::move(text.contents);
-    return source;
-}
-
-Source open_plain_text(const std::string& path, const SourceOptions& options) {
-    // Tokenizers of characters and bytes take no longer than reading the cache.
-    const bool is_bpe = options.tokenizer && options.tokenizer->kind() == TokenizerKind::bpe;
-    if (is_bpe && !options.token_cache.empty()) return open_cached_text(path, options);
-    const TokenizerKind kind = options.tokenizer ? options.tokenizer->kind() : options.kind;
-    const std::string file = data_files(path).front();
-    // The 32-bit ids (4 bytes per character at most) need memory in addition to the text.
-    TextReader reader = open_text(file, FileHash::computed);
-    std::string text = reader.read_all(kind == TokenizerKind::bytes ? 1 : 5);
-    check(!begins_like_shard(text), path,
-          ": begins as a token shard of llm.c; expected text, or a name that ends in .bin");
-    Source source{.contents = {reader.content().value()}};
-    require_same_content(path, source.contents, options.expected_content);
-    const std::string_view part = part_to_tokenize(text, kind, path);
-    source.tokenizer = options.tokenizer ? *options.tokenizer : new_tokenizer(kind, part, path);
-    source.vocabulary = source.tokenizer->vocab_size();
-    source.separator = separator_of(*source.tokenizer).value_or(-1);
-    if (options.stories) source.stories = options.stories(part);
-    if (kind == TokenizerKind::bytes) {
-        source.tokens = TokenSequence::from_bytes(std::move(text), path);
-    } else {
-        source.tokens = TokenSequence(
-            source.tokenizer->encode(part, path, {.special_tokens = options.encoding.special_tokens}), path);
-    }
-    source.description = concat("text, ", grouped(source.tokens.size()), " ", unit_of(*source.tokenizer));
-    return source;
+std::string description_of_text(const TokenSequence& tokens, const Tokenizer& tokenizer) {
+    return concat("text, ", grouped(tokens.size()), ' ', unit_of(tokenizer));
 }
 
 constexpr std::array names_of_one{"document", "prompt with its completion", "conversation",
@@ -185,17 +146,20 @@ std::string description_of(const TokenizedDocuments& documents, std::size_t file
     return text;
 }
 
-Source open_documents(const std::string& path, const SourceOptions& options) {
+/// `is_one_text`: the only file is one plain text.
+Source open_documents(const std::string& path, const SourceOptions& how, bool is_one_text) {
     const std::vector<std::string> files = data_files(path);
     TokenizedDocuments documents = tokenize_documents({.files = files,
                                                        .source = path,
-                                                       .text_column = options.text_column,
-                                                       .encoding = options.encoding,
-                                                       .cache = options.token_cache},
-                                                      options.tokenizer, options.kind);
-    require_same_content(path, documents.contents, options.expected_content);
+                                                       .text_column = how.data.text_column,
+                                                       .is_one_text = is_one_text,
+                                                       .encoding = encoding_of(how.data),
+                                                       .cache = how.data.token_cache},
+                                                      how.tokenizer, how.data.tokenizer);
+    require_same_content(path, documents.contents, how.expected_content);
     Source source{.vocabulary = documents.tokenizer->vocab_size(),
-                  .description = description_of(documents, files.size())};
+                  .description = is_one_text ? description_of_text(documents.tokens, *documents.tokenizer)
+                                             : description_of(documents, files.size())};
     if (documents.kind == DocumentKind::text)
         source.separator = separator_of(*documents.tokenizer).value_or(-1);
     if (documents.kind == DocumentKind::conversations) source.chat_template = documents.chat_template;
@@ -206,23 +170,45 @@ Source open_documents(const std::string& path, const SourceOptions& options) {
     return source;
 }
 
-std::int32_t separator_of(TokenFormat format) {
-    const auto traits = std::ranges::find(token_format_table, format, &TokenFormatTraits::format);
-    return traits == token_format_table.end() ? -1 : traits->separator;
+Source open_plain_text(const std::string& path, const SourceOptions& how) {
+    // Tokenizers of characters and bytes take no longer than reading the cache.
+    const bool is_bpe = how.tokenizer && how.tokenizer->kind() == TokenizerKind::bpe;
+    if (is_bpe && !how.data.token_cache.empty()) return open_documents(path, how, /*is_one_text=*/true);
+    const TokenizerKind kind = how.tokenizer ? how.tokenizer->kind() : how.data.tokenizer;
+    const std::string file = data_files(path).front();
+    // The 32-bit ids (4 bytes per character at most) need memory in addition to the text.
+    TextReader reader = open_text(file, FileHash::computed);
+    std::string text = reader.read_all(kind == TokenizerKind::bytes ? 1 : 5);
+    check(!begins_like_shard(text), path,
+          ": begins as a token shard of llm.c; expected text, or a name that ends in .bin");
+    Source source{.contents = {reader.content().value()}};
+    require_same_content(path, source.contents, how.expected_content);
+    const std::string_view part = part_to_tokenize(text, kind, path);
+    source.tokenizer = how.tokenizer ? *how.tokenizer : new_tokenizer(kind, part, path);
+    source.vocabulary = source.tokenizer->vocab_size();
+    source.separator = separator_of(*source.tokenizer).value_or(-1);
+    if (how.data.stories) source.stories = how.data.stories(part);
+    if (kind == TokenizerKind::bytes) {
+        source.tokens = TokenSequence::from_bytes(std::move(text), path);
+    } else {
+        source.tokens = TokenSequence(
+            source.tokenizer->encode(part, path, {.special_tokens = how.data.special_tokens}), path);
+    }
+    source.description = description_of_text(source.tokens, *source.tokenizer);
+    return source;
 }
 
-Source open_tokens(const std::string& path, const SourceOptions& options) {
-    TokenFileOptions file_options = options.token_file;
-    if (options.tokenizer && file_options.vocabulary == 0)
-        file_options.vocabulary = options.tokenizer->vocab_size();
+Source open_tokens(const std::string& path, const SourceOptions& how) {
+    TokenFileOptions file_options{.vocabulary = how.vocabulary, .type = how.data.token_type};
+    if (how.tokenizer && file_options.vocabulary == 0) file_options.vocabulary = how.tokenizer->vocab_size();
     TokenFile file = open_token_file(path, file_options);
-    require_same_content(path, file.contents, options.expected_content);
-    if (options.tokenizer) check_tokenizer(*options.tokenizer, file.vocabulary, path);
+    require_same_content(path, file.contents, how.expected_content);
+    if (how.tokenizer) check_tokenizer(*how.tokenizer, file.vocabulary, path);
     Source source{.vocabulary = file.vocabulary,
-                  .separator = separator_of(file.format),
+                  .separator = traits_of(file.format).separator,
                   .vocabulary_of_ids = file.vocabulary_of_ids,
                   .format = file.format,
-                  .tokenizer = options.tokenizer,
+                  .tokenizer = how.tokenizer,
                   .description = file.description()};
     if (source.tokenizer && source.separator < 0)
         source.separator = separator_of(*source.tokenizer).value_or(-1);
@@ -233,15 +219,15 @@ Source open_tokens(const std::string& path, const SourceOptions& options) {
 
 /// Shards of llm.c name the tokenizer of their ids. An id of another tokenizer is another token.
 void require_same_shards(const DatasetOptions& options, TokenFormat train, TokenFormat validation) {
-    const bool are_shards = separator_of(train) >= 0 && separator_of(validation) >= 0;
+    const bool are_shards = traits_of(train).separator >= 0 && traits_of(validation).separator >= 0;
     check(!are_shards || train == validation, options.val_data, ": is a ", name_of(validation),
           " token file, ", options.data, " a ", name_of(train), " one");
 }
 
-Source open_source(const std::string& path, const SourceOptions& options) {
-    if (is_token_file(path)) return open_tokens(path, options);
-    return is_plain_text(path, options.text_column) ? open_plain_text(path, options)
-                                                    : open_documents(path, options);
+Source open_source(const std::string& path, const SourceOptions& how) {
+    if (is_token_file(path)) return open_tokens(path, how);
+    return is_plain_text(path, how.data.text_column) ? open_plain_text(path, how)
+                                                     : open_documents(path, how, /*is_one_text=*/false);
 }
 
 void require_tokenizer(const std::string& path, const std::optional<Tokenizer>& tokenizer) {
@@ -350,8 +336,7 @@ std::string description_of(const DocumentStream& stream) {
 }
 
 /// Opens documents that are encoded during training. Sets everything but the validation data.
-Dataset open_stream(const DatasetOptions& options, const std::optional<Tokenizer>& given,
-                    const SourceOptions& how) {
+Dataset open_stream(const DatasetOptions& options, const std::optional<Tokenizer>& given) {
     check_stream(options, given);
     const Tokenizer tokenizer = given ? *given : Tokenizer::bytes();
     DocumentStreamOptions streaming{
@@ -361,8 +346,8 @@ Dataset open_stream(const DatasetOptions& options, const std::optional<Tokenizer
         .buffer = options.stream_buffer,
         .seed = options.stream_seed,
         .keeps_validation = options.val_data.empty() && options.val_fraction > 0.0,
-        .encoding = how.encoding,
-        .expected_files = how.expected_content};
+        .encoding = encoding_of(options),
+        .expected_files = member_or_null(options.expected_content, "data")};
     streaming.encoding.threads = options.stream_threads;
     Dataset dataset{.stream = std::make_shared<DocumentStream>(std::move(streaming), tokenizer),
                     .tokenizer = tokenizer,
@@ -393,16 +378,9 @@ DocumentKind document_kind_of(const Dataset& dataset) {
     return dataset.stream ? dataset.stream->kind() : document_kind_of(dataset.train);
 }
 
-LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
-                         const LoadTokensOptions& options) {
-    require_tokenizer(path, tokenizer);
-    Source source =
-        open_source(path, {.tokenizer = tokenizer,
-                           .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
-                           .encoding = {.chat_template = options.chat_template,
-                                        .train_on = options.train_on,
-                                        .special_tokens = options.special_tokens},
-                           .text_column = options.text_column});
+LoadedTokens load_tokens(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer) {
+    require_tokenizer(options.data, tokenizer);
+    Source source = open_source(options.data, source_options(options, tokenizer));
     return {std::move(source.tokens), std::move(source.description)};
 }
 
@@ -413,20 +391,11 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
     check(!is_token_file(options.data) || options.text_column.empty(), options.data,
           ": is a token file; expected rows with a column '", options.text_column, "' (text-column)");
     check_token_cache(options, tokenizer);
-    SourceOptions how{.tokenizer = tokenizer,
-                      .kind = options.tokenizer,
-                      .token_file = {.vocabulary = options.vocabulary, .type = options.token_type},
-                      .encoding = {.chat_template = options.chat_template,
-                                   .train_on = options.train_on,
-                                   .special_tokens = options.special_tokens},
-                      .text_column = options.text_column,
-                      .token_cache = options.token_cache,
-                      .expected_content = member_or_null(options.expected_content, "data"),
-                      .stories = options.stories};
+    SourceOptions how = source_options(options, tokenizer);
     Dataset dataset;
     Source source;
     if (options.stream_buffer > 0) {
-        dataset = open_stream(options, tokenizer, how);
+        dataset = open_stream(options, tokenizer);
     } else {
         source = open_source(options.data, how);
         dataset = dataset_of(options.data, source);
@@ -442,7 +411,7 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
     require_tokenizer(options.val_data, dataset.tokenizer);
     how.tokenizer = dataset.tokenizer;
     how.expected_content = member_or_null(options.expected_content, "val-data");
-    if (!source.vocabulary_of_ids) how.token_file.vocabulary = dataset.vocabulary;
+    if (!source.vocabulary_of_ids) how.vocabulary = dataset.vocabulary;
     Source validation = open_source(options.val_data, how);
     require_same_shards(options, source.format, validation.format);
     if (validation.stories)

@@ -116,17 +116,8 @@ struct LoadedTokens {
     std::string description;  ///< "headerless uint16, 1,003,854 tokens"
 };
 
-struct LoadTokensOptions {
-    std::int64_t vocabulary = 0;  ///< for token files: see TokenFileOptions
-    TokenType token_type = TokenType::automatic;
-    SpecialTokens special_tokens = SpecialTokens::as_text;  ///< see DatasetOptions
-    ChatTemplate chat_template = ChatTemplate::automatic;   ///< for conversations
-    TrainOn train_on = TrainOn::answers;                    ///< for completions and conversations
-    std::string text_column{};                              ///< see RowColumns
-};
-
-/// Loads text or documents with the tokenizer, or a token file (.bin) whose ids fit the vocabulary.
-LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
-                         const LoadTokensOptions& options = {});
+/// Loads all of options.data: text or documents with the tokenizer, or a token file (.bin) whose ids fit the
+/// vocabulary.
+LoadedTokens load_tokens(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer);
 
 }  // namespace gradtile

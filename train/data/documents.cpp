@@ -41,11 +41,6 @@ bool is_tar(std::string_view begin) {
 const std::vector<std::string> message_members{"role",  "content",    "from",  "value",
                                                "train", "tool_calls", "weight"};
 
-const JsonValue* member_of(const JsonValue& object, std::string_view name) {
-    const JsonValue* const member = object.find(name);
-    return member == nullptr || member->is_null() ? nullptr : member;
-}
-
 std::string text_member(const JsonValue& row, const std::string& name, const std::string& where) {
     const JsonValue* const member = row.find(name);
     if (member != nullptr && member->is_string()) return member->text();
@@ -75,15 +70,15 @@ std::string arguments_text(const JsonValue& arguments, const std::string& where)
 }
 
 std::vector<ToolCall> tool_calls_of(const JsonValue& message, const std::string& where) {
-    const JsonValue* const calls = member_of(message, "tool_calls");
+    const JsonValue* const calls = message.find_value("tool_calls");
     if (calls == nullptr) return {};
     check(calls->is_array(), where, ": tool_calls: ", json_excerpt(*calls), "; expected an array");
     std::vector<ToolCall> result;
     for (const JsonValue& call : calls->elements()) {
         const std::string here = concat(where, ": tool call ", result.size() + 1);
-        const JsonValue* const wrapped = member_of(call, "function");
+        const JsonValue* const wrapped = call.find_value("function");
         const JsonValue& function = wrapped == nullptr ? call : *wrapped;
-        const JsonValue* const arguments = member_of(function, "arguments");
+        const JsonValue* const arguments = function.find_value("arguments");
         check(arguments != nullptr, here, ": ", json_excerpt(call),
               "; expected an object with name and arguments");
         result.push_back({text_member(function, "name", here), arguments_text(*arguments, here)});
@@ -102,14 +97,14 @@ ChatMessage message_of_row(const JsonValue& value, const std::string& where) {
               "; expected an object with the texts role and content");
         message.role = enum_named<ChatRole>(text_member(value, "role", where), where + ": role");
         // A message with tool calls may have no content.
-        if (member_of(value, "content") != nullptr || message.tool_calls.empty())
+        if (value.find_value("content") != nullptr || message.tool_calls.empty())
             message.content = text_member(value, "content", where);
     }
-    if (const JsonValue* const train = member_of(value, "train")) {
+    if (const JsonValue* const train = value.find_value("train")) {
         check(train->is_boolean(), where, ": train: ", json_excerpt(*train), "; expected true or false");
         message.train = train->boolean();
     }
-    const JsonValue* const weight = member_of(value, "weight");
+    const JsonValue* const weight = value.find_value("weight");
     check(weight == nullptr || *weight == JsonValue(1), where,
           ": weight: ", weight == nullptr ? "" : json_excerpt(*weight),
           "; expected 1; \"train\": false leaves a message out of the loss");
@@ -128,7 +123,7 @@ Conversation messages_of(const JsonValue& list, const std::string& where, const 
 /// ShareGPT: a system message may be a member of its own.
 Conversation sharegpt_of(const JsonValue& row, const std::string& where) {
     Conversation conversation = messages_of(row["conversations"], where, "conversations");
-    if (member_of(row, "system") == nullptr) return conversation;
+    if (row.find_value("system") == nullptr) return conversation;
     std::string system = text_member(row, "system", where);
     if (!system.empty()) conversation.insert(conversation.begin(), {ChatRole::system, std::move(system)});
     return conversation;
@@ -224,7 +219,7 @@ void RowColumns::read(const JsonValue& row, const std::string& where, std::deque
     check(row.is_object() && row.contains(first), where, ": ", json_excerpt(row),
           "; expected an object with ", shown_in_message(first), ", as the first row has");
     const JsonValue* const tools =
-        text_column_.empty() && first != "text" ? member_of(row, "tools") : nullptr;
+        text_column_.empty() && first != "text" ? row.find_value("tools") : nullptr;
     check(tools == nullptr || has_no_tools(*tools), where,
           ": tools: definitions of tools are not a part of the chat template; expected them in a system "
           "message");

@@ -60,54 +60,6 @@ DocumentRule document_rule(std::int64_t document_token, const std::optional<Toke
     return rule;
 }
 
-namespace {
-
-/// Finds where documents begin while the tokens are read in order.
-class DocumentFinder {
-  public:
-    explicit DocumentFinder(const DocumentRule& rule) : rule_(rule) {}
-
-    void read(std::int32_t token) {
-        switch (rule_.kind) {
-            case DocumentRule::Kind::none:
-            case DocumentRule::Kind::examples:
-                break;
-            case DocumentRule::Kind::separator:
-                if (token == rule_.token) add(place_);
-                break;
-            case DocumentRule::Kind::blank_lines:
-                read_line(token);
-                break;
-        }
-        ++place_;
-    }
-    std::vector<std::int64_t> take() { return std::move(begins_); }
-
-  private:
-    /// A document begins where its first line begins; this line may be indented.
-    void read_line(std::int32_t token) {
-        if (token == rule_.token) {
-            // The text before the first line break is no blank line between two documents.
-            follows_blank_line_ = line_ > 0 && is_blank_;
-            line_ = place_ + 1;
-            is_blank_ = true;
-        } else if (is_blank_ && std::ranges::find(rule_.blanks, token) == rule_.blanks.end()) {
-            is_blank_ = false;
-            if (follows_blank_line_) add(line_);
-        }
-    }
-    void add(std::int64_t begin) {
-        if (begin > 0) begins_.push_back(begin);
-    }
-
-    const DocumentRule& rule_;
-    std::int64_t place_ = 0, line_ = 0;  // positions of the token and of its line's first token
-    bool is_blank_ = true, follows_blank_line_ = false;
-    std::vector<std::int64_t> begins_;
-};
-
-}  // namespace
-
 std::vector<std::int64_t> document_begins(const TokenSequence& tokens, const DocumentRule& rule,
                                           std::int64_t count) {
     if (const Examples* const examples = tokens.examples()) {
@@ -115,14 +67,34 @@ std::vector<std::int64_t> document_begins(const TokenSequence& tokens, const Doc
         return {std::ranges::upper_bound(all, 0), std::ranges::lower_bound(all, count)};
     }
     if (rule.kind == DocumentRule::Kind::none || rule.kind == DocumentRule::Kind::examples) return {};
-    DocumentFinder finder(rule);
+    std::vector<std::int64_t> begins;
+    const auto add = [&](std::int64_t begin) {
+        if (begin > 0) begins.push_back(begin);
+    };
+    // After blank lines, a document begins where its first line begins; this line may be indented.
+    std::int64_t place = 0, line = 0;  // positions of the token and of its line's first token
+    bool is_blank = true, follows_blank_line = false;
+    const auto read = [&](std::int32_t token) {
+        if (rule.kind == DocumentRule::Kind::separator) {
+            if (token == rule.token) add(place);
+        } else if (token == rule.token) {
+            // The text before the first line break is no blank line between two documents.
+            follows_blank_line = line > 0 && is_blank;
+            line = place + 1;
+            is_blank = true;
+        } else if (is_blank && std::ranges::find(rule.blanks, token) == rule.blanks.end()) {
+            is_blank = false;
+            if (follows_blank_line) add(line);
+        }
+        ++place;
+    };
     std::vector<std::int32_t> some(std::size_t{1} << 16);
     for (std::int64_t begin = 0; begin < count; begin += std::ssize(some)) {
         some.resize(static_cast<std::size_t>(std::min<std::int64_t>(count - begin, std::ssize(some))));
         tokens.read(begin, some);
-        for (const std::int32_t token : some) finder.read(token);
+        for (const std::int32_t token : some) read(token);
     }
-    return finder.take();
+    return begins;
 }
 
 void divide_at_separators(const Packing& packing, std::span<const std::int32_t> read, std::int64_t length,

@@ -20,11 +20,6 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 
 using ShardHeader = std::array<std::int32_t, 256>;
 
-constexpr const TokenFormatTraits& traits_of(TokenFormat format) {
-    static_assert(names_every_enumerator<TokenFormat>());
-    return token_format_table.at(static_cast<std::size_t>(format));
-}
-
 constexpr bool has_header(const TokenFormatTraits& format) {
     return format.magic != 0;
 }

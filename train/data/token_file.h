@@ -63,6 +63,16 @@ struct EnumNames<TokenFormat> {
         names_in_table(token_format_table, &TokenFormatTraits::format, &TokenFormatTraits::name);
 };
 
+constexpr const TokenFormatTraits& traits_of(TokenFormat format) {
+    static_assert(names_every_enumerator<TokenFormat>());
+    return token_format_table.at(static_cast<std::size_t>(format));
+}
+
+/// Returns the format that holds these ids without a header in the fewest bytes.
+constexpr TokenFormat headerless_format(std::int64_t vocabulary) {
+    return vocabulary <= 65536 ? TokenFormat::headerless : TokenFormat::headerless_uint32;
+}
+
 inline constexpr std::int64_t max_vocabulary = std::int64_t{1} << 31;  ///< ids become int32
 
 struct TokenFileOptions {

@@ -142,7 +142,7 @@ class CacheEntry {
     }
 
     std::unique_ptr<TokenFileWriter> new_ids(std::int64_t vocabulary) const {
-        return std::make_unique<TokenFileWriter>(ids_path_, format_of(vocabulary));
+        return std::make_unique<TokenFileWriter>(ids_path_, headerless_format(vocabulary));
     }
     /// Completes the entry. `made`: the tokenizer, if it was made from the documents.
     void write(const TokenizedDocuments& documents, const std::vector<bool>& is_target,
@@ -155,8 +155,8 @@ class CacheEntry {
   private:
     static constexpr std::string_view magic = "gradtile documents 2\n";
 
-    static TokenFormat format_of(std::int64_t vocabulary) {
-        return vocabulary <= 65536 ? TokenFormat::headerless : TokenFormat::headerless_uint32;
+    void require(bool ok, const char* what) const {
+        check(ok, documents_path_, ": damaged: ", what, " (remove the file, and the data are encoded again)");
     }
     static std::string key_of(const TokenizeDocumentsOptions& options,
                               const std::optional<Tokenizer>& tokenizer, TokenizerKind kind);
@@ -211,7 +211,7 @@ void CacheEntry::write(const TokenizedDocuments& documents, const std::vector<bo
 
 TokenSequence CacheEntry::ids(std::int64_t count, std::int64_t vocabulary) const {
     const auto file = std::make_shared<const DataFile>(ids_path_);
-    const int id_bytes = format_of(vocabulary) == TokenFormat::headerless ? 2 : 4;
+    const int id_bytes = headerless_format(vocabulary) == TokenFormat::headerless ? 2 : 4;
     check(file->size() == count * id_bytes, ids_path_, ": ", file->size(), " bytes; expected ",
           count * id_bytes, " (remove the file, and the data are encoded again)");
     return TokenSequence::from_file({.file = file,
@@ -225,9 +225,6 @@ TokenSequence CacheEntry::ids(std::int64_t count, std::int64_t vocabulary) const
 void CacheEntry::read_arrays(const DataFile& file, std::int64_t place, std::int64_t count,
                              TokenizedDocuments& to, std::vector<bool>& is_target) const {
     const auto number = static_cast<std::int64_t>(sizeof(std::int64_t));
-    const auto require = [&](bool ok, const char* what) {
-        check(ok, file.path(), ": damaged: ", what, " (remove the file, and the data are encoded again)");
-    };
     require(count >= 1 && count < (file.size() - place) / number, "the number of documents");
     to.begins.resize(static_cast<std::size_t>(count) + 1);
     file.read(place, std::as_writable_bytes(std::span(to.begins)));
@@ -250,9 +247,6 @@ std::optional<TokenizedDocuments> CacheEntry::read(const std::optional<Tokenizer
     if (!std::filesystem::exists(documents_path_)) return std::nullopt;
     const DataFile file(documents_path_);
     std::array<std::byte, magic.size() + sizeof(std::int64_t)> head{};
-    const auto require = [&](bool ok, const char* what) {
-        check(ok, documents_path_, ": damaged: ", what, " (remove the file, and the data are encoded again)");
-    };
     require(file.size() >= std::ssize(head), "it is too short");
     file.read(0, head);
     std::int64_t text_bytes = 0;

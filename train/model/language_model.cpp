@@ -82,6 +82,12 @@ LanguageModel::LanguageModel(const Context& context, const ModelConfig& config, 
     if (has_adapters()) frozen.allocate(ctx, dtype, {.gradients = false, .value_block = frozen_value_block});
 }
 
+const Tokenizer& tokenizer_of(const LanguageModel& model, const char* purpose) {
+    check(model.tokenizer.has_value(), purpose,
+          ": the model has no tokenizer, because it was trained on token files or imported without one");
+    return *model.tokenizer;
+}
+
 std::vector<std::int32_t> end_tokens_of(const ImportedText& imported,
                                         const std::optional<Tokenizer>& tokenizer,
                                         ChatTemplate chat_template) {

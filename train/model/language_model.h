@@ -67,6 +67,9 @@ struct LanguageModel {
     bool has_adapters() const { return transformer.adapters.rank > 0; }
 };
 
+/// Returns the model's tokenizer. Throws Error "PURPOSE: ..." if it has none.
+const Tokenizer& tokenizer_of(const LanguageModel& model, const char* purpose);
+
 /// Returns the tokens that end a text: the imported text's end tokens if there are any, else end_tokens_of()
 /// the tokenizer.
 std::vector<std::int32_t> end_tokens_of(const ImportedText& imported,

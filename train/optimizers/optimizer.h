@@ -42,6 +42,10 @@ struct StateTensor {
     std::int64_t numbers_per_64() const {
         return layout == StateLayout::blocks ? moment_block_words : parameter_alignment;
     }
+    /// Where the numbers of one of `parameters` are in the flat state of the whole store.
+    FlatRange numbers_of(const Parameter& parameter) const {
+        return {parameter.offset() / parameter_alignment * numbers_per_64(), shape_of(parameter).elements()};
+    }
 };
 
 /// How the masters of 16-bit values are kept between steps. f32: as float32. split: only what rounding takes

@@ -9,7 +9,6 @@
 #include <gradtile/train/tokenizers/internal/byte_pair_tables.h>
 #include <gradtile/train/tokenizers/internal/byte_pair_worker.h>
 #include <gradtile/train/tokenizers/internal/merges_by_id.h>
-#include <gradtile/train/tokenizers/internal/token_length.h>
 
 namespace gradtile {
 namespace {

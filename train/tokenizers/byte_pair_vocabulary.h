@@ -137,6 +137,10 @@ constexpr std::int64_t max_byte_pair_vocabulary = std::int64_t{1} << 22;
 constexpr std::int64_t max_missing_ids = std::int64_t{1} << 16;
 /// How many added tokens a file may have. Known tokenizers have up to 10,000.
 constexpr std::size_t max_added_tokens = 32'768;
+/// The longest token that is read or trained. Known vocabularies have no longer tokens, and two computations
+/// take longer with longer tokens: finding a token's parts by tiktoken's rule, and searching a text for added
+/// tokens.
+constexpr std::size_t max_token_bytes = 2048;
 
 /// Throws Error when `tokens` tokens leave more than max_missing_ids ids from 0 to `largest` without a token.
 void check_missing_ids(std::int64_t largest, std::size_t tokens);

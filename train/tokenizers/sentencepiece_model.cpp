@@ -10,7 +10,6 @@
 #include <gradtile/core/text/message.h>
 #include <gradtile/core/text/utf8.h>
 #include <gradtile/core/text/with_source.h>
-#include <gradtile/train/tokenizers/internal/token_length.h>
 
 namespace gradtile {
 namespace {

@@ -70,10 +70,6 @@ std::string file_beside(const std::string& path, std::initializer_list<const cha
     throw Error(concat(path, ": expected ", list, " in the same folder"));
 }
 
-BytePairVocabulary vocabulary_of_file_pair(const std::string& encoder, const std::string& merges) {
-    return vocabulary_of_encoder_json(tokenizer_file_text(encoder), tokenizer_file_text(merges), encoder);
-}
-
 struct KnownRanks {
     std::string_view name;  // a part of the file's name that selects this row
     std::string_view (*pattern)();
@@ -175,8 +171,10 @@ BytePairVocabulary vocabulary_of_ranks(std::string_view text, std::string_view s
 
 TokenizerFile read_tokenizer_file(const std::string& path) {
     const std::string name = fs::path(path).filename().string();
-    if (name.ends_with("merges.txt") || name.ends_with(".bpe"))
-        return {vocabulary_of_file_pair(file_beside(path, {"encoder.json", "vocab.json"}), path)};
+    if (name.ends_with("merges.txt") || name.ends_with(".bpe")) {
+        const std::string encoder = file_beside(path, {"encoder.json", "vocab.json"});
+        return {vocabulary_of_encoder_json(tokenizer_file_text(encoder), tokenizer_file_text(path), encoder)};
+    }
     if (name.ends_with(".tiktoken")) return {vocabulary_of_tiktoken(path)};
     std::string text = tokenizer_file_text(path);
     if (name.find(".model") != std::string::npos) {

@@ -220,17 +220,19 @@ class FolderReader {
     static bool is_token(const JsonValue& value) { return value.is_string() || value.is_object(); }
 
     std::string text_or(const JsonValue& value, const char* name, const std::string& otherwise) const {
-        if (!value.contains(name) || value[name].is_null()) return otherwise;
-        check(value[name].is_string(), path_of("tokenizer_config.json"), ": ", name, ": ",
-              json_excerpt(value[name]), "; expected a text");
-        return value[name].get<std::string>();
+        const JsonValue* const found = value.find_value(name);
+        if (!found) return otherwise;
+        check(found->is_string(), path_of("tokenizer_config.json"), ": ", name, ": ", json_excerpt(*found),
+              "; expected a text");
+        return found->text();
     }
     /// Returns nullopt for null and for a member that is absent.
     std::optional<bool> flag(const JsonValue& value, const char* name) const {
-        if (!value.contains(name) || value[name].is_null()) return std::nullopt;
-        check(value[name].is_boolean(), path_of("tokenizer_config.json"), ": ", name, ": ",
-              json_excerpt(value[name]), "; expected true or false");
-        return value[name].get<bool>();
+        const JsonValue* const found = value.find_value(name);
+        if (!found) return std::nullopt;
+        check(found->is_boolean(), path_of("tokenizer_config.json"), ": ", name, ": ", json_excerpt(*found),
+              "; expected true or false");
+        return found->boolean();
     }
 
     void read_class(std::string_view name) {
@@ -297,7 +299,7 @@ class FolderReader {
     }
 
     void read_added_tokens(const JsonValue& config) {
-        if (const JsonValue* const decoder = config.find(decoder_name); decoder && !decoder->is_null()) {
+        if (const JsonValue* const decoder = config.find_value(decoder_name)) {
             const std::string place = concat(path_of("tokenizer_config.json"), ": ", decoder_name);
             check(decoder->is_object(), place, ": expected an object");
             for (const auto& [id, token] : decoder_) {
@@ -451,8 +453,9 @@ std::vector<std::string_view> tokenizer_classes() {
 std::optional<std::string> template_of_tokenizer_config(const std::string& text, const std::string& source) {
     SkippedJson decoder;
     const JsonValue config = object_of(text, source, {{{decoder_name}, decoder}});
-    if (!config.contains("chat_template") || config["chat_template"].is_null()) return std::nullopt;
-    const JsonValue& value = config["chat_template"];
+    const JsonValue* const given = config.find_value("chat_template");
+    if (!given) return std::nullopt;
+    const JsonValue& value = *given;
     if (value.is_string()) return value.get<std::string>();
     const std::string place = concat(source, ": chat_template");
     check(value.is_array(), place, ": ", json_excerpt(value), "; expected a text or a list");

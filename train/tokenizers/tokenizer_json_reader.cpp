@@ -37,14 +37,14 @@ const std::string& text(const JsonValue& value, const char* name) {
     return found.text();
 }
 bool flag(const JsonValue& value, const char* name, bool otherwise = false) {
-    const JsonValue* const found = value.find(name);
-    if (!found || found->is_null()) return otherwise;
+    const JsonValue* const found = value.find_value(name);
+    if (!found) return otherwise;
     if (!found->is_boolean()) refuse(name, *found, "true or false");
     return found->boolean();
 }
 void require_absent(const JsonValue& value, const char* name) {
-    const JsonValue* const found = value.find(name);
-    if (found && !found->is_null() && *found != "") refuse(name, *found, "null (it is not supported)");
+    const JsonValue* const found = value.find_value(name);
+    if (found && *found != "") refuse(name, *found, "null (it is not supported)");
 }
 
 std::int32_t id_of(const JsonValue& id, std::string_view token) {
@@ -144,8 +144,8 @@ void TokenizerJsonReader::read_model(const JsonValue& model) {
 /// Reads the token for characters without a token: BPE has its text, Unigram its id.
 void TokenizerJsonReader::read_unknown(const JsonValue& model) {
     const bool is_unigram = vocabulary_.model == SubwordModel::unigram;
-    const JsonValue* const unknown = model.find(is_unigram ? "unk_id" : "unk_token");
-    if (!unknown || unknown->is_null()) return;
+    const JsonValue* const unknown = model.find_value(is_unigram ? "unk_id" : "unk_token");
+    if (!unknown) return;
     if (is_unigram) {
         vocabulary_.unknown = id_of(*unknown, "unk_id");
         return;
@@ -389,8 +389,8 @@ void TokenizerJsonReader::read_metaspace(const JsonValue& value) {
     Metaspace& metaspace = vocabulary_.metaspace.emplace();
     metaspace.splits = flag(value, "split", true);
     // Older files have add_prefix_space in place of prepend_scheme.
-    const JsonValue* const scheme = value.find("prepend_scheme");
-    if (!scheme || scheme->is_null()) {
+    const JsonValue* const scheme = value.find_value("prepend_scheme");
+    if (!scheme) {
         metaspace.prepend =
             flag(value, "add_prefix_space", true) ? Metaspace::Prepend::always : Metaspace::Prepend::never;
     } else if (*scheme == "first") {

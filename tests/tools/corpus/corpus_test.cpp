@@ -8,7 +8,6 @@
 #include <gtest/gtest.h>
 
 #include <gradtile/tools/corpus/grammar.h>
-#include <gradtile/tools/corpus/story_grammar.h>
 
 #include <support/error_message.h>
 

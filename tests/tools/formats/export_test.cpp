@@ -248,9 +248,7 @@ TEST(Export, TheTokenizerGoesWithTheWeightsAndComesBack) {
 /// Reads a GGUF file: its metadata keys and its tensors.
 class GgufReader {
   public:
-    explicit GgufReader(const std::filesystem::path& path) {
-        std::ifstream in(path, std::ios::binary);
-        bytes_.assign(std::istreambuf_iterator<char>(in), {});
+    explicit GgufReader(const std::filesystem::path& path) : bytes_(test::contents_of(path)) {
         EXPECT_EQ(bytes_.substr(0, 4), "GGUF");
         at_ = 4;
         EXPECT_EQ(take<std::uint32_t>(), 3u);

@@ -332,8 +332,7 @@ TEST(Import, ATokenizerThatDoesNotFitIsRefused) {
 
 TEST(Import, DamagedModelsOfLlmcAreRefused) {
     const TemporaryDirectory place;
-    std::ifstream in(reference_weights() / "llmc.bin", std::ios::binary);
-    const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+    const std::string bytes = test::contents_of(reference_weights() / "llmc.bin");
     const auto message_with = [&](std::size_t word, std::int32_t value) {
         std::string changed = bytes;
         std::memcpy(changed.data() + 4 * word, &value, sizeof value);

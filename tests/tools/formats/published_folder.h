@@ -16,10 +16,6 @@ namespace gradtile::test::published {
 
 namespace fs = std::filesystem;
 
-inline std::string text_of(const fs::path& file) {
-    std::ifstream in(file, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
 inline void write_text(const fs::path& file, const std::string& text) {
     std::ofstream(file, std::ios::binary) << text;
 }
@@ -27,7 +23,7 @@ inline void write_text(const fs::path& file, const std::string& text) {
 inline std::map<std::string, std::string> files_in(const fs::path& folder) {
     std::map<std::string, std::string> files;
     for (const auto& entry : fs::directory_iterator(folder))
-        files[entry.path().filename().string()] = text_of(entry.path());
+        files[entry.path().filename().string()] = contents_of(entry.path());
     return files;
 }
 

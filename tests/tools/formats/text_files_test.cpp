@@ -21,6 +21,7 @@ namespace {
 
 using namespace test::published;
 using nlohmann::json;
+using test::contents_of;
 using test::json_of;
 using test::message_of;
 using test::TemporaryDirectory;
@@ -300,7 +301,7 @@ Ends exported_ends(const ModelConfig& small, const BytePairVocabulary& vocabular
     Ends ends{.generation = json_of(place / "out/generation_config.json"),
               .tokenizer = json_of(place / "out/tokenizer_config.json")};
     if (exists(place / "out/chat_template.jinja"))
-        ends.chat_template = text_of(place / "out/chat_template.jinja");
+        ends.chat_template = contents_of(place / "out/chat_template.jinja");
     // The files say the same to an import.
     const ImportedModel again = import_model((place / "out").string());
     EXPECT_EQ(again.text.end_tokens, end_tokens_of(*model.tokenizer, chat));

@@ -15,6 +15,7 @@ namespace {
 
 using namespace test::published;
 using nlohmann::json;
+using test::contents_of;
 using test::json_of;
 using test::message_of;
 using test::TemporaryDirectory;
@@ -53,14 +54,14 @@ TEST(Import, ALargeTokenizerIsKeptInTheRun) {
     const TemporaryDirectory place;
     const fs::path folder = published_folder(place);
     // Llama 3.2's tokenizer.json has 17 MB, that of gpt-oss 28 MB. Line ends take two bytes in a checkpoint.
-    const std::string tokenizer = text_of(folder / "tokenizer.json");
+    const std::string tokenizer = contents_of(folder / "tokenizer.json");
     const auto padded = [&](std::size_t bytes) {
         return tokenizer + std::string(bytes - tokenizer.size(), '\n');
     };
     write_text(folder / "tokenizer.json", padded(std::size_t{30} << 20));
     write_imported_run(import_model(folder.string()), place / "run");
     export_model(load_checkpoint((place / "run").string()), "run", {.out = place / "again"});
-    EXPECT_TRUE(text_of(folder / "tokenizer.json") == text_of(place / "again/tokenizer.json"));
+    EXPECT_TRUE(contents_of(folder / "tokenizer.json") == contents_of(place / "again/tokenizer.json"));
     write_text(folder / "tokenizer.json", padded((std::size_t{32} << 20) + 1));
     EXPECT_THAT(message_of([&] { import_model(folder.string()); }),
                 HasSubstr("33554433 bytes; expected a tokenizer of at most 33554432"));
@@ -70,7 +71,8 @@ TEST(TokenizerFolder, LimitsTheSizeOfItsFiles) {
     const TemporaryDirectory place;
     for (const char* const name : tokenizer_folder_files) {
         const fs::path folder = published_folder(place, name);
-        const std::string text = text_of(folder / name), padding((std::size_t{1} << 22) - text.size(), ' ');
+        const std::string text = contents_of(folder / name),
+                          padding((std::size_t{1} << 22) - text.size(), ' ');
         UnknownMembers unknown;
         const auto message = [&] {
             return message_of([&] { load_tokenizer_folder(folder.string(), "", unknown); });

@@ -1,5 +1,4 @@
 // `gradtile bench comm` output on the CPU. No speed is asserted.
-#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,10 +16,8 @@ const Arguments two_processes{"bench", "comm", "--processes", "2", "--runs", "1"
 TEST(BenchComm, TimesEveryCollectiveAndSizeOnce) {
     const Outcome outcome = run(two_processes + Arguments{"--json", "--dtype", "f32,bf16"});
     expect_success(outcome);
-    std::istringstream lines(outcome.out);
     std::vector<std::string> timed, timed_in_bf16;
-    for (std::string line; std::getline(lines, line);) {
-        const json row = json::parse(line);
+    for (const json& row : outcome.json_lines()) {
         const std::string what = row.at("what");
         const double bytes = row.at("bytes"), sent_per_ms = row.at("bus_gb_per_s").get<double>() * 1e6;
         (row.at("dtype") == "bfloat16" ? timed_in_bf16 : timed)

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <map>
-#include <sstream>
 
 #include <gradtile/core/allocator.h>
 #include <gradtile/core/cpu/cpu_features.h>
@@ -26,10 +25,7 @@ Arguments tiny(const std::string& what) {
 std::vector<json> rows_of(const Arguments& arguments, const ProcessOptions& options = {}) {
     const Outcome outcome = run(arguments + Arguments{"--json"}, options);
     expect_success(outcome);
-    std::vector<json> rows;
-    std::istringstream lines(outcome.out);
-    for (std::string line; std::getline(lines, line);) rows.push_back(json::parse(line));
-    return rows;
+    return outcome.json_lines();
 }
 
 void expect_table(const Arguments& arguments, const std::vector<std::string>& parts,

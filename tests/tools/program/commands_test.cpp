@@ -141,9 +141,7 @@ TEST_F(Commands, SampleStopsRepeatsAndPrintsJson) {
     const Arguments sampling{"sample", out_.string(), "--tokens", "40", "--prompt", "The ", "--json"};
     const Outcome two = run(sampling + Arguments{"--num-samples", "2"});
     expect_success(two);
-    std::istringstream lines(two.out);
-    std::vector<json> samples;
-    for (std::string line; std::getline(lines, line);) samples.push_back(json::parse(line));
+    const std::vector<json> samples = two.json_lines();
     ASSERT_EQ(samples.size(), 2u);
     EXPECT_EQ(samples[0]["prompt"], "The ");
     EXPECT_EQ(samples[0]["tokens"].size(), 40u);
@@ -193,9 +191,7 @@ TEST_F(Commands, SampleContinuesManyPromptsAsItContinuesEachAlone) {
     const Outcome two_each = run({"sample", out_.string(), "--tokens", "9", "--prompts", file,
                                   "--num-samples", "2", "--json", "--seed", "5"});
     expect_success(two_each);
-    std::istringstream output(two_each.out);
-    std::vector<json> samples;
-    for (std::string line; std::getline(output, line);) samples.push_back(json::parse(line));
+    const std::vector<json> samples = two_each.json_lines();
     ASSERT_EQ(samples.size(), 8u);
     for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(samples[i]["prompt"], prompts[i / 2]);
     EXPECT_NE(samples[0]["text"], samples[1]["text"]);
@@ -507,10 +503,8 @@ TEST(Gradcheck, PrintsOneJsonObjectPerInput) {
         EXPECT_THAT(run({"gradcheck", "--op", op}).out, HasSubstr("all gradients agree"));
     const Outcome outcome = run({"gradcheck", "--op", "linear", "--json"});
     expect_success(outcome);
-    std::istringstream lines(outcome.out);
     std::vector<std::string> inputs;
-    for (std::string line; std::getline(lines, line);) {
-        const json report = json::parse(line);
+    for (const json& report : outcome.json_lines()) {
         EXPECT_EQ(report.at("op"), "linear");
         EXPECT_EQ(report.at("ok"), true);
         EXPECT_LT(report.at("error").get<double>(), report.at("bound").get<double>());
@@ -533,10 +527,8 @@ TEST(Gradcheck, PrintsALineForEveryKernelAndOption) {
 TEST(Gradcheck, PrintsOneJsonObjectPerLayerOption) {
     const Outcome outcome = run({"gradcheck", "--dtype", "f16,f32", "--op", "layer-norm", "--json"});
     expect_success(outcome);
-    std::istringstream lines(outcome.out);
     std::map<std::string, int> counts;
-    for (std::string line; std::getline(lines, line);) {
-        const json report = json::parse(line);
+    for (const json& report : outcome.json_lines()) {
         ++counts[report.at("dtype")];
         EXPECT_EQ(report.at("ok"), true);
         EXPECT_LE(report.at("error").get<double>(), report.at("bound").get<double>());

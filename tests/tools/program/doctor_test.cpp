@@ -18,11 +18,8 @@ using testing::MatchesRegex;
 
 std::map<std::string, nlohmann::json> findings_of(const Outcome& outcome) {
     std::map<std::string, nlohmann::json> findings;
-    std::istringstream lines(outcome.out);
-    for (std::string line; std::getline(lines, line);) {
-        const nlohmann::json finding = nlohmann::json::parse(line);
-        EXPECT_TRUE(findings.emplace(finding.at("item"), finding).second) << line;
-    }
+    for (const nlohmann::json& finding : outcome.json_lines())
+        EXPECT_TRUE(findings.emplace(finding.at("item"), finding).second) << finding;
     return findings;
 }
 

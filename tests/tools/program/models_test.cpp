@@ -2,8 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sstream>
-
 #include <gradtile/core/check.h>
 
 #include "program.h"
@@ -17,10 +15,7 @@ using testing::HasSubstr;
 std::vector<json> rows_of(const Arguments& arguments) {
     const Outcome outcome = run(Arguments{"models", "--json"} + arguments);
     expect_success(outcome);
-    std::vector<json> rows;
-    std::istringstream lines(outcome.out);
-    for (std::string line; std::getline(lines, line);) rows.push_back(json::parse(line));
-    return rows;
+    return outcome.json_lines();
 }
 
 json row_of(const std::vector<json>& rows, const std::string& model) {

@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <filesystem>
-#include <sstream>
 
 #include "program.h"
 
@@ -375,9 +374,7 @@ TEST(Plan, FitPrintsConstantsAndDeviations) {
     // Two measurements determine two constants: 6 l + 1.5e9 / b = 10 ms, 6 l + 1.5e7 / b = 0.2 ms.
     const Outcome rows = run({"plan", "--fit", path, "--json"});
     expect_success(rows);
-    std::istringstream lines(rows.out);
-    for (std::string line; std::getline(lines, line);) {
-        const json row = json::parse(line);
+    for (const json& row : rows.json_lines()) {
         if (row.value("constant", "") == "nvlink_bytes") {
             EXPECT_NEAR(row.at("value").get<double>(), (1.5 - 0.015) / 9.8 * 1e3, 1e-3);
         }
@@ -478,11 +475,9 @@ TEST(Plan, LossOfALargerRunFollowsFromTheSmallerOnes) {
                            "--batch", "8",        "--steps", "800",     "--json", "--loss"};
     const Outcome outcome = run(larger + runs);
     expect_success(outcome);
-    std::istringstream lines(outcome.out);
-    json last;
-    std::size_t rows = 0;
-    for (std::string line; std::getline(lines, line); ++rows) last = json::parse(line);
-    EXPECT_EQ(rows, runs.size() + 1);
+    const std::vector<json> rows = outcome.json_lines();
+    ASSERT_EQ(rows.size(), runs.size() + 1);
+    const json& last = rows.back();
     EXPECT_EQ(last.at("run"), "predicted");
     EXPECT_NEAR(last.at("weights").get<double>(), 12e-6 * 64 * 64 * 32, 1e-9);
     EXPECT_NEAR(last.at("tokens").get<double>(), 8e-6 * 128 * 800, 1e-9);

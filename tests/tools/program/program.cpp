@@ -28,13 +28,23 @@ std::string replaced(const std::string& program) {
     return other != nullptr && program == GRADTILE_PROGRAM ? other : program;
 }
 
+std::vector<std::string> lines_of(const std::string& text) {
+    std::vector<std::string> lines;
+    std::istringstream stream(text);
+    for (std::string line; std::getline(stream, line);) lines.push_back(line);
+    return lines;
+}
+
 }  // namespace
 
 std::vector<std::string> Outcome::error_lines() const {
-    std::vector<std::string> lines;
-    std::istringstream stream(err);
-    for (std::string line; std::getline(stream, line);) lines.push_back(line);
-    return lines;
+    return lines_of(err);
+}
+
+std::vector<nlohmann::json> Outcome::json_lines() const {
+    std::vector<nlohmann::json> values;
+    for (const std::string& line : lines_of(out)) values.push_back(nlohmann::json::parse(line));
+    return values;
 }
 
 void execute_program(const Arguments& arguments) {
@@ -131,12 +141,6 @@ std::string write_stories(const TemporaryDirectory& place, std::int64_t characte
     const std::string path = (place / "stories.txt").string();
     expect_success(run({"corpus", "--characters", std::to_string(characters), "--out", path}));
     return path;
-}
-
-std::string contents_of(const std::filesystem::path& path) {
-    std::ostringstream text;
-    text << std::ifstream(path, std::ios::binary).rdbuf();
-    return text.str();
 }
 
 std::vector<nlohmann::json> steps_of(const std::filesystem::path& run) {

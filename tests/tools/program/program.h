@@ -23,6 +23,8 @@ struct Outcome {
     std::string out, err;
 
     std::vector<std::string> error_lines() const;
+    /// The value in each line of `out`, as --json prints it.
+    std::vector<nlohmann::json> json_lines() const;
 };
 
 struct ProcessOptions {
@@ -70,8 +72,6 @@ Arguments tiny_training(const std::string& data, const std::filesystem::path& ou
 
 /// Writes stories from the built-in grammar; returns the path.
 std::string write_stories(const TemporaryDirectory& place, std::int64_t characters = 4000);
-
-std::string contents_of(const std::filesystem::path& path);
 
 /// Returns the steps whose lines in metrics.jsonl are complete, without the members that depend on time.
 std::vector<nlohmann::json> steps_of(const std::filesystem::path& run);

@@ -78,8 +78,7 @@ inline void expect_same(const Checkpoint& found, const Checkpoint& meant) {
 }
 
 inline std::vector<std::byte> file_bytes(const std::filesystem::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    const std::string text = contents_of(path);
     const auto bytes = std::as_bytes(std::span(text));
     return {bytes.begin(), bytes.end()};
 }

@@ -378,8 +378,7 @@ struct PlacesOnDisk {
             .write(full_contents.data(), std::ssize(full_contents));
     }
     void cut() {
-        std::ifstream file(path, std::ios::binary);
-        contents.assign(std::istreambuf_iterator<char>(file), {});
+        contents = test::contents_of(path);
         ASSERT_EQ(truncate(path.c_str(), 20'000), 0);
     }
 

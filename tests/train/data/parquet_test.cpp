@@ -1,6 +1,5 @@
 // Parquet files, which pyarrow wrote (tests/reference/make_parquet_reference.py), and damage to them.
 // tests/judge/parquet_judge.py compares many more files.
-#include <fstream>
 #include <iterator>
 
 #include <gmock/gmock.h>
@@ -17,6 +16,7 @@
 namespace gradtile {
 namespace {
 
+using test::contents_of;
 using test::documents_in;
 using test::message_of;
 using test::TemporaryDirectory;
@@ -104,13 +104,8 @@ TEST(Parquet, AnErrorNamesRowGroupAndColumn) {
     EXPECT_THAT(texts.where(), HasSubstr("text_none_v1.parquet: row group 1, row 2"));
 }
 
-std::string bytes_of(const std::filesystem::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-}
-
 TEST(Parquet, TwoColumnsOfOneNameAreRefused) {
-    const std::string file = bytes_of(folder / "pairs.parquet");
+    const std::string file = contents_of(folder / "pairs.parquet");
     const std::size_t length_at = file.size() - 8;  // of the metadata at the end
     const auto* const bytes = reinterpret_cast<const std::byte*>(file.data());
     const std::size_t footer = get_little_endian<std::uint32_t>(bytes + length_at);
@@ -142,7 +137,7 @@ TEST(Parquet, DamageIsRefusedInOneLineOrRead) {
     const TemporaryDirectory place;
     for (const char* name : {"text_snappy_v1.parquet", "text_none_v2.parquet",
                              "text_delta_byte_array.parquet", "messages_v1.parquet"}) {
-        const std::string bytes = bytes_of(folder / name);
+        const std::string bytes = contents_of(folder / name);
         for (std::size_t i = 0; i < bytes.size(); ++i) {
             std::string damaged = bytes;
             damaged[i] = static_cast<char>(damaged[i] ^ (i % 2 == 0 ? 1 : 128));
@@ -161,7 +156,7 @@ TEST(Parquet, DamageIsRefusedInOneLineOrRead) {
 
 TEST(Parquet, ADamagedPageDoesNotHaveItsCrc) {
     const TemporaryDirectory place;
-    std::string bytes = bytes_of(folder / "text_none_v1.parquet");
+    std::string bytes = contents_of(folder / "text_none_v1.parquet");
     bytes[bytes.find("text 0") + 1] ^= 1;
     EXPECT_THAT(message_of([&] { documents_in({place.write("d.parquet", bytes)}); }),
                 HasSubstr("d.parquet: row group 0, column 'text': damaged: the page at byte "));

@@ -1,6 +1,5 @@
 // Documents as tokens: their borders and targets, and the cache on disk.
 #include <fstream>
-#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,12 +33,6 @@ std::string marked(const TokenSequence& tokens) {
     for (std::size_t i = 0; i < text.size(); ++i)
         result += tokens.examples()->is_target[i] ? concat('[', text[i], ']') : std::string(1, text[i]);
     return result;
-}
-
-std::string content_of_file(const std::filesystem::path& path) {
-    std::ostringstream content;
-    content << std::ifstream(path).rdbuf();
-    return content.str();
 }
 
 TEST(TokenizedDocuments, TextsEndWithABlankLineAndAreSplitAsWholes) {
@@ -176,7 +169,7 @@ TEST_F(TokenCache, DamageIsRefusedByName) {
 TEST_F(TokenCache, EachChangedByteIsRefused) {
     load_dataset(options_);
     for (const std::filesystem::path& file : {entry(".documents"), entry(".bin")}) {
-        const std::string content = content_of_file(file);
+        const std::string content = test::contents_of(file);
         for (std::size_t at = 0; at < content.size(); ++at) {
             std::string changed = content;
             changed[at] = static_cast<char>(changed[at] ^ 1);

@@ -1,8 +1,6 @@
 // Compares byte-level BPE with ids from the tokenizers and tiktoken libraries, and tests it with hostile
 // files.
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,6 +24,7 @@ namespace gradtile {
 namespace {
 
 using nlohmann::json;
+using test::contents_of;
 using test::message_of;
 using test::TemporaryDirectory;
 using testing::AllOf;
@@ -37,11 +36,6 @@ std::string reference(const std::string& name) {
     return std::string(GRADTILE_SOURCE_DIR) + "/tests/reference/tokenizers/" + name;
 }
 
-std::string text_of_file(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::string written_json(const BytePairVocabulary& vocabulary) {
     std::string text;
     JsonWriter writer(text);
@@ -51,7 +45,7 @@ std::string written_json(const BytePairVocabulary& vocabulary) {
 }
 
 json json_of_file(const std::string& path) {
-    return json::parse(text_of_file(path));
+    return json::parse(contents_of(path));
 }
 
 constexpr EncodeOptions recognised{.special_tokens = SpecialTokens::recognised};
@@ -280,12 +274,12 @@ TEST_F(BytePairs, ALongAddedTokenIsRefused) {
 }
 
 TEST_F(BytePairs, ATruncatedFileIsRefused) {
-    const std::string full_text = text_of_file(reference("gpt2.json"));
+    const std::string full_text = contents_of(reference("gpt2.json"));
     for (std::size_t size = 0; size < full_text.size(); size += 1 + full_text.size() / 200) {
         const std::string path = place_.write("tokenizer.json", full_text.substr(0, size));
         ASSERT_THAT(message_of([&] { load_tokenizer(path); }), StartsWith(path)) << size;
     }
-    const std::string ranks = text_of_file(reference("cl100k.tiktoken"));
+    const std::string ranks = contents_of(reference("cl100k.tiktoken"));
     const std::string path = place_.write("cl100k.tiktoken", ranks.substr(0, 1001));
     EXPECT_THAT(message_of([&] { load_tokenizer(path); }), AllOf(StartsWith(path), HasSubstr("line ")));
 }

@@ -2,8 +2,6 @@
 // sentencepiece and tokenizers (tests/reference/make_sentencepiece_reference.py), and tests them with hostile
 // files.
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,6 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using test::contents_of;
 using test::message_of;
 using test::TemporaryDirectory;
 using testing::AllOf;
@@ -34,11 +33,6 @@ using Ids = std::vector<std::int32_t>;
 
 std::string sentencepiece_reference(const std::string& name) {
     return std::string(GRADTILE_SOURCE_DIR) + "/tests/reference/tokenizers/sentencepiece/" + name;
-}
-
-std::string bytes_of_file(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
 }
 
 class SentencePieceModels : public testing::Test {
@@ -53,7 +47,7 @@ class SentencePieceModels : public testing::Test {
 
     /// The error about a tokenizer.json that one value has changed.
     std::string message_with(const std::string& name, const char* pointer, const json& value) const {
-        json changed = json::parse(bytes_of_file(sentencepiece_reference(name)));
+        json changed = json::parse(contents_of(sentencepiece_reference(name)));
         changed[json::json_pointer(pointer)] = value;
         const std::string path = place_.write("tokenizer.json", changed.dump());
         return message_of([&] { load_tokenizer(path); });
@@ -61,7 +55,7 @@ class SentencePieceModels : public testing::Test {
 };
 
 TEST_F(SentencePieceModels, IdsAreThoseOfTheLibraries) {
-    const json all = json::parse(bytes_of_file(sentencepiece_reference("ids.json")));
+    const json all = json::parse(contents_of(sentencepiece_reference("ids.json")));
     EXPECT_EQ(all.size(), 11u);
     for (const auto& [name, cases] : all.items()) {
         const Tokenizer tokenizer = load(name);
@@ -131,7 +125,7 @@ TEST_F(SentencePieceModels, ACheckpointKeepsTheFileByteForByte) {
         const Tokenizer tokenizer = load(name);
         const Tokenizer copy = Tokenizer::from_json(tokenizer.to_json(), "c.h5");
         EXPECT_EQ(copy, tokenizer) << name;
-        EXPECT_EQ(copy.file().content, bytes_of_file(sentencepiece_reference(name))) << name;
+        EXPECT_EQ(copy.file().content, contents_of(sentencepiece_reference(name))) << name;
         EXPECT_EQ(copy.file().name,
                   fs::path(name).extension() == ".model" ? "tokenizer.model" : "tokenizer.json");
         EXPECT_EQ(copy.encode("for (int i)", "t"), tokenizer.encode("for (int i)", "t"));
@@ -142,7 +136,7 @@ TEST_F(SentencePieceModels, ACheckpointKeepsTheFileByteForByte) {
 }
 
 TEST_F(SentencePieceModels, AFolderWithAModelFileAddsTheTokensThatTransformersAdds) {
-    place_.write("tokenizer.model", bytes_of_file(sentencepiece_reference("bpe_identity.model")));
+    place_.write("tokenizer.model", contents_of(sentencepiece_reference("bpe_identity.model")));
     const auto encode = [&](const json& config) {
         place_.write("tokenizer_config.json", config.dump());
         const Tokenizer tokenizer = load_tokenizer(place_.path().string());
@@ -183,7 +177,7 @@ TEST_F(SentencePieceModels, FilesOfUnsupportedTokenizersAreRefusedByName) {
     refused("/pre_tokenizer",
             json::parse(R"({"type": "Split", "pattern": {"String": "a"}, "behavior": "MergedWithPrevious"})"),
             "pre_tokenizer.behavior");
-    json vocabulary = json::parse(bytes_of_file(sentencepiece_reference("llama2.json")))["model"]["vocab"];
+    json vocabulary = json::parse(contents_of(sentencepiece_reference("llama2.json")))["model"]["vocab"];
     const json byte = vocabulary["<0x41>"];
     vocabulary.erase("<0x41>");
     vocabulary["<0xXY>"] = byte;
@@ -197,7 +191,7 @@ TEST_F(SentencePieceModels, FilesOfUnsupportedTokenizersAreRefusedByName) {
 }
 
 TEST_F(SentencePieceModels, DamagedModelFilesAreRefusedInOneLine) {
-    const std::string good = bytes_of_file(sentencepiece_reference("bpe_rules.model"));
+    const std::string good = contents_of(sentencepiece_reference("bpe_rules.model"));
     const auto refusal = [&](const std::string& bytes) {
         const std::string path = place_.write("sp.model", bytes);
         return message_of([&] { load_tokenizer(path); });

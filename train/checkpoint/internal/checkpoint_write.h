@@ -5,7 +5,7 @@
 
 #include <gradtile/train/checkpoint/checkpoint.h>
 #include <gradtile/train/checkpoint/checkpoint_manifest.h>
-#include <gradtile/train/checkpoint/internal/hdf5_storage.h>
+#include <gradtile/train/checkpoint/internal/checkpoint_image.h>
 
 namespace gradtile {
 
@@ -31,7 +31,7 @@ class CheckpointPlan {
     std::uint64_t file_bytes() const;
 
   private:
-    friend void write_hdf5(Hdf5Storage& storage, CheckpointPlan& plan);
+    friend void write_hdf5(CheckpointImage& image, CheckpointPlan& plan);
     void add_text(std::string_view name, std::string value);
     void add_tensors(std::string_view group, const NamedTensors& tensors);
     void add_parts(const CheckpointParts& parts);
@@ -42,8 +42,8 @@ class CheckpointPlan {
     std::uint64_t user_block_ = 0;
 };
 
-/// Writes the file's HDF5 part to `storage`, after the plan's user block, and completes the plan's manifest.
+/// Writes the file's HDF5 part to `image`, after the plan's user block, and completes the plan's manifest.
 /// The caller holds an Hdf5Lock. Throws Error naming a tensor that holds an infinity or a NaN.
-void write_hdf5(Hdf5Storage& storage, CheckpointPlan& plan);
+void write_hdf5(CheckpointImage& image, CheckpointPlan& plan);
 
 }  // namespace gradtile
