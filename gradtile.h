@@ -34,8 +34,9 @@
 #include <gradtile/train/data/data_loader.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/model/language_model.h>
+#include <gradtile/train/optimizers/elementwise_optimizer.h>
 #include <gradtile/train/optimizers/global_norm.h>
-#include <gradtile/train/optimizers/optimizers.h>
+#include <gradtile/train/optimizers/matrix_optimizer.h>
 #include <gradtile/train/parallel/communicator.h>
 #include <gradtile/train/schedule.h>
 #include <gradtile/train/tokenizers/tokenizer.h>

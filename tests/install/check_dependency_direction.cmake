@@ -95,7 +95,7 @@ function(check_installed most)
   endif()
   set(violations "${violations}" PARENT_SCOPE)
 endfunction()
-check_installed(75 gradtile.h)
+check_installed(76 gradtile.h)
 check_installed(92 gradtile.h tools/tools.h)
 
 if(violations)

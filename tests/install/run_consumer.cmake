@@ -11,6 +11,18 @@ run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${SCRATCH}/first)
 # An installation can be moved.
 file(RENAME ${SCRATCH}/first ${SCRATCH}/prefix)
 
+# The examples show how to use the library, so an installation has all headers that they include.
+file(GLOB examples ${SOURCE_DIR}/examples/*.cpp)
+foreach(example IN LISTS examples)
+  file(STRINGS ${example} includes REGEX "^#include <gradtile/")
+  foreach(include IN LISTS includes)
+    string(REGEX REPLACE ".*<(.*)>.*" "\\1" header "${include}")
+    if(NOT EXISTS ${SCRATCH}/prefix/include/${header})
+      message(FATAL_ERROR "${example} includes ${header}, which is not installed")
+    endif()
+  endforeach()
+endforeach()
+
 set(flags "")
 if(SANITIZE)
   set(flags "-fsanitize=${SANITIZE}")
