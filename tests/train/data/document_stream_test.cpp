@@ -348,6 +348,9 @@ TEST_F(Stream, FilesHaveNamesBelowTheFolderOfTheData) {
     EXPECT_THAT(names_of(folder + "/more/*.gz"), ElementsAre("c.jsonl.gz"));
     EXPECT_THAT(names_of(folder + "/mo*/*.gz"), ElementsAre("more/c.jsonl.gz"));
     EXPECT_THAT(names_of(folder + "/a.jsonl"), ElementsAre("."));
+    std::filesystem::create_directory(folder_ / "d[1]");
+    std::filesystem::copy(folder_ / "a.jsonl", folder_ / "d[1]");
+    EXPECT_THAT(names_of(folder + "/d[1]/*.jsonl"), ElementsAre("a.jsonl"));
 }
 
 TEST_F(Stream, AFileThatChangesDuringTheRunIsNamed) {

@@ -283,5 +283,27 @@ TEST(DataFiles, AreSortedByPath) {
                 HasSubstr("t.bin: is a token file"));
 }
 
+TEST(DataFiles, ANameThatExistsIsNoPattern) {
+    const TemporaryDirectory place;
+    for (const char* const folder : {"p[1]", "p1", "b*\\", "b-"}) {
+        std::filesystem::create_directories(place / folder);
+        for (const char* const name : {"a.txt", "we*ird?.txt", "we-irds.txt"})
+            place.write(std::string(folder) + "/" + name, folder);
+    }
+    for (const std::string folder : {"p[1]", "b*\\"}) {
+        const std::string base = place / folder;
+        for (const std::string name : {"/a.txt", "/we*ird?.txt"}) {
+            EXPECT_FALSE(is_pattern(base + name)) << base + name << ": is a pattern; expected the file";
+            EXPECT_THAT(data_files(base + name), ElementsAre(base + name)) << "files of " << base + name;
+        }
+        EXPECT_THAT(data_files(base + "/a*.txt"), ElementsAre(base + "/a.txt")) << "files of a pattern";
+        EXPECT_THAT(data_files(base + "/we*.txt"), ElementsAre(base + "/we*ird?.txt", base + "/we-irds.txt"));
+        EXPECT_EQ(folder_of_pattern(base + "/we*.txt"), base);
+        EXPECT_THAT(message_of([&] { data_files(base + "/b[1].txt"); }), HasSubstr("no file matches"));
+    }
+    EXPECT_THAT(data_files(place / "p[0-9]/a.txt"), ElementsAre((place / "p1/a.txt").string()))
+        << "files of a pattern whose folder does not exist";
+}
+
 }  // namespace
 }  // namespace gradtile
