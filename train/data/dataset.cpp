@@ -227,6 +227,13 @@ Source open_source(const std::string& path, const SourceOptions& options) {
                                                     : open_documents(path, options);
 }
 
+/// A resume reads the data again, and a run records its hash.
+void refuse_standard_input(const char* setting, const std::string& path) {
+    check(path != standard_input_name, setting,
+          ": - is standard input, which cannot be read again; expected a file (gradtile tokenize - writes a "
+          "token file)");
+}
+
 void require_tokenizer(const std::string& path, const std::optional<Tokenizer>& tokenizer) {
     check(is_token_file(path) || tokenizer.has_value(), path,
           ": is text, but the model was trained on token files and has no tokenizer");
@@ -319,7 +326,6 @@ Dataset dataset_of(const std::string& path, const Source& source) {
 void check_stream(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer) {
     const std::string expected =
         concat("; expected files of documents, for stream-buffer ", options.stream_buffer);
-    check(options.data != standard_input_name, "data: standard input cannot be read twice", expected);
     check(!is_token_file(options.data), options.data, ": is a token file, which is read in parts anyway",
           expected);
     check(!is_plain_text(options.data, options.text_column), options.data, ": is one text", expected);
@@ -384,6 +390,7 @@ DocumentKind document_kind_of(const Dataset& dataset) {
 
 LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>& tokenizer,
                          const LoadTokensOptions& options) {
+    refuse_standard_input("data", path);
     require_tokenizer(path, tokenizer);
     Source source =
         open_source(path, {.tokenizer = tokenizer,
@@ -397,6 +404,8 @@ LoadedTokens load_tokens(const std::string& path, const std::optional<Tokenizer>
 
 Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer) {
     check(!options.data.empty(), "data: no file given (--data FILE)");
+    refuse_standard_input("data", options.data);
+    refuse_standard_input("val-data", options.val_data);
     check(options.val_fraction >= 0.0 && options.val_fraction < 1.0, "val-fraction: ", options.val_fraction,
           "; expected 0 <= val-fraction < 1");
     check(!is_token_file(options.data) || options.text_column.empty(), options.data,

@@ -184,6 +184,17 @@ TEST(Dataset, InvalidFilesAreRefusedByName) {
               "val-fraction: 1.5; expected 0 <= val-fraction < 1");
 }
 
+TEST(Dataset, StandardInputIsRefusedByName) {
+    const TemporaryDirectory place;
+    const std::string text = place.write("t.txt", "text");
+    const std::string refusal =
+        ": - is standard input, which cannot be read again; expected a file (gradtile tokenize - writes a "
+        "token file)";
+    EXPECT_EQ(message_of([&] { load_dataset({.data = "-"}); }), "data" + refusal);
+    EXPECT_EQ(message_of([&] { load_dataset({.data = text, .val_data = "-"}); }), "val-data" + refusal);
+    EXPECT_EQ(message_of([&] { load_tokens("-", Tokenizer::bytes(), {}); }), "data" + refusal);
+}
+
 TEST(Dataset, TheLargerOfTwoHeaderlessFilesGivesTheVocabulary) {
     const TemporaryDirectory place;
     const std::string small = place / "small.bin", large = place / "large.bin";

@@ -393,7 +393,7 @@ TEST_F(Stream, RefusesByNameWhatItCannotRead) {
     const auto message = [&](const std::string& data, TokenizerKind kind = TokenizerKind::bytes) {
         return message_of([&] { load_dataset({.data = data, .tokenizer = kind, .stream_buffer = 10}); });
     };
-    EXPECT_THAT(message("-"), HasSubstr("data: standard input cannot be read twice"));
+    EXPECT_THAT(message("-"), HasSubstr("data: - is standard input"));
     EXPECT_THAT(message(place_.write("a.bin", "0123")), HasSubstr("a.bin: is a token file"));
     EXPECT_THAT(message(place_.write("a.txt", "text")),
                 HasSubstr("a.txt: is one text; expected files of documents"));
