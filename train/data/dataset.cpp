@@ -85,10 +85,11 @@ std::string_view unit_of(const Tokenizer& tokenizer) {
     return encoding->vocabulary().model == SubwordModel::unigram ? "Unigram tokens" : "BPE tokens";
 }
 
-Tokenizer new_tokenizer(TokenizerKind kind, std::string_view text, const std::string& path) {
+Tokenizer new_tokenizer(TokenizerKind kind, std::string_view text, const std::string& path,
+                        std::size_t file_offset) {
     switch (kind) {
         case TokenizerKind::characters:
-            return Tokenizer::characters_of(text, path);
+            return Tokenizer::characters_of(text, path, file_offset);
         case TokenizerKind::bytes:
             return Tokenizer::bytes();
         case TokenizerKind::bpe:
@@ -131,7 +132,8 @@ Source open_plain_text(const std::string& path, const SourceOptions& options) {
     Source source{.contents = {reader.content().value()}};
     require_same_content(path, source.contents, options.expected_content);
     const std::string_view part = part_to_tokenize(text, kind, path);
-    source.tokenizer = options.tokenizer ? *options.tokenizer : new_tokenizer(kind, part, path);
+    const std::size_t file_offset = text.size() - part.size();
+    source.tokenizer = options.tokenizer ? *options.tokenizer : new_tokenizer(kind, part, path, file_offset);
     source.vocabulary = source.tokenizer->vocab_size();
     source.separator = separator_of(*source.tokenizer).value_or(-1);
     if (options.stories) source.stories = options.stories(part);
@@ -139,7 +141,9 @@ Source open_plain_text(const std::string& path, const SourceOptions& options) {
         source.tokens = TokenSequence::from_bytes(std::move(text), path);
     } else {
         source.tokens = TokenSequence(
-            source.tokenizer->encode(part, path, {.special_tokens = options.encoding.special_tokens}), path);
+            source.tokenizer->encode(
+                part, path, {.special_tokens = options.encoding.special_tokens, .file_offset = file_offset}),
+            path);
     }
     source.description = concat("text, ", grouped(source.tokens.size()), " ", unit_of(*source.tokenizer));
     return source;
