@@ -169,6 +169,13 @@ DocumentSpans spans_of(const Documents& documents, std::int64_t context) {
             elements(documents.row_ranges)};
 }
 
+/// "talk.jsonl: has no target to train on", with note_on_long_examples() as the reason.
+Error no_target(const TokenSequence& tokens, const WindowOptions& options, const char* purpose) {
+    std::string reason = note_on_long_examples(tokens, options.context, options.packing);
+    if (!reason.empty()) reason.erase(0, tokens.source().size());  // ": 2 of 2 prompts are left out"
+    return Error(concat(tokens.source(), ": has no target to ", purpose, " on", reason));
+}
+
 }  // namespace
 
 struct DataLoader::Tokens {
@@ -197,8 +204,8 @@ DataLoader::DataLoader(TokenSequence tokens, DataLoaderOptions options) : option
     check(tokens.examples() || tokens.size() > options.context, tokens.source(), ": ", tokens.size(),
           " tokens to train on; context ", options.context, " needs at least ", options.context + 1);
     const std::shared_ptr<const Tokens> all = tokens_of(std::move(tokens));
-    check(!all->sequence.examples() || !all->example_windows.empty(), all->sequence.source(),
-          ": has no target to train on");
+    if (all->sequence.examples() && all->example_windows.empty())
+        throw no_target(all->sequence, window_options(), "train");
     require_target({all->sequence, all->borders}, all->example_windows, window_options(), "train");
     cursor_ = start_of(all, 0, 0);
 }
@@ -259,7 +266,11 @@ DataLoader::Cursor DataLoader::start_of_block(const StreamPlace& first) const {
         if (sequence.examples() ? !tokens->example_windows.empty() : sequence.size() > 1)
             return start_of(tokens, block.begin.epoch, block.begin.block);
     }
-    throw Error(concat(stream_->source(), ": has no target to train on"));
+    throw Error(concat(stream_->source(), ": has no target to train on",
+                       options_.packing.has_ranges()
+                           ? concat(": prompts that have, with all their completions, more than ",
+                                    options_.context + 1, " tokens (context + 1) are left out")
+                           : ""));
 }
 
 /// Moves to the next window.
@@ -404,7 +415,7 @@ SequentialLoader::SequentialLoader(TokenSequence tokens, std::int64_t context,
           ": a stride other than the context; conversations and packed documents have none");
     if (examples) {
         example_windows_ = windows_of(*examples, context, options_.packing);
-        check(!example_windows_.empty(), tokens_.source(), ": has no target to validate on");
+        if (example_windows_.empty()) throw no_target(tokens_, options_, "validate");
     }
     borders_ = borders_of(tokens_, options_.packing);
     require_target({tokens_, borders_}, example_windows_, options_, "validate");

@@ -107,10 +107,11 @@ std::string_view unit_of(const Tokenizer& tokenizer) {
     return encoding->vocabulary().model == SubwordModel::unigram ? "Unigram tokens" : "BPE tokens";
 }
 
-Tokenizer new_tokenizer(TokenizerKind kind, std::string_view text, const std::string& path) {
+Tokenizer new_tokenizer(TokenizerKind kind, std::string_view text, const std::string& path,
+                        std::size_t file_offset) {
     switch (kind) {
         case TokenizerKind::characters:
-            return Tokenizer::characters_of(text, path);
+            return Tokenizer::characters_of(text, path, file_offset);
         case TokenizerKind::bytes:
             return Tokenizer::bytes();
         case TokenizerKind::bpe:
@@ -184,7 +185,8 @@ Source open_plain_text(const std::string& path, const SourceOptions& how) {
     Source source{.contents = {reader.content().value()}};
     require_same_content(path, source.contents, how.expected_content);
     const std::string_view part = part_to_tokenize(text, kind, path);
-    source.tokenizer = how.tokenizer ? *how.tokenizer : new_tokenizer(kind, part, path);
+    const std::size_t file_offset = text.size() - part.size();
+    source.tokenizer = how.tokenizer ? *how.tokenizer : new_tokenizer(kind, part, path, file_offset);
     source.vocabulary = source.tokenizer->vocab_size();
     source.separator = separator_of(*source.tokenizer).value_or(-1);
     if (how.data.stories) source.stories = how.data.stories(part);
@@ -192,7 +194,9 @@ Source open_plain_text(const std::string& path, const SourceOptions& how) {
         source.tokens = TokenSequence::from_bytes(std::move(text), path);
     } else {
         source.tokens = TokenSequence(
-            source.tokenizer->encode(part, path, {.special_tokens = how.data.special_tokens}), path);
+            source.tokenizer->encode(part, path,
+                                     {.special_tokens = how.data.special_tokens, .file_offset = file_offset}),
+            path);
     }
     source.description = description_of_text(source.tokens, *source.tokenizer);
     return source;
@@ -228,6 +232,13 @@ Source open_source(const std::string& path, const SourceOptions& how) {
     if (is_token_file(path)) return open_tokens(path, how);
     return is_plain_text(path, how.data.text_column) ? open_plain_text(path, how)
                                                      : open_documents(path, how, /*is_one_text=*/false);
+}
+
+/// A resume reads the data again, and a run records its hash.
+void refuse_standard_input(const char* setting, const std::string& path) {
+    check(path != standard_input_name, setting,
+          ": - is standard input, which cannot be read again; expected a file (gradtile tokenize - writes a "
+          "token file)");
 }
 
 void require_tokenizer(const std::string& path, const std::optional<Tokenizer>& tokenizer) {
@@ -316,7 +327,6 @@ Dataset dataset_of(const std::string& path, const Source& source) {
 void check_stream(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer) {
     const std::string expected =
         concat("; expected files of documents, for stream-buffer ", options.stream_buffer);
-    check(options.data != standard_input_name, "data: standard input cannot be read twice", expected);
     check(!is_token_file(options.data), options.data, ": is a token file, which is read in parts anyway",
           expected);
     check(!is_plain_text(options.data, options.text_column), options.data, ": is one text", expected);
@@ -379,6 +389,7 @@ DocumentKind document_kind_of(const Dataset& dataset) {
 }
 
 LoadedTokens load_tokens(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer) {
+    refuse_standard_input("data", options.data);
     require_tokenizer(options.data, tokenizer);
     Source source = open_source(options.data, source_options(options, tokenizer));
     return {std::move(source.tokens), std::move(source.description)};
@@ -386,6 +397,8 @@ LoadedTokens load_tokens(const DatasetOptions& options, const std::optional<Toke
 
 Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenizer>& tokenizer) {
     check(!options.data.empty(), "data: no file given (--data FILE)");
+    refuse_standard_input("data", options.data);
+    refuse_standard_input("val-data", options.val_data);
     check(options.val_fraction >= 0.0 && options.val_fraction < 1.0, "val-fraction: ", options.val_fraction,
           "; expected 0 <= val-fraction < 1");
     check(!is_token_file(options.data) || options.text_column.empty(), options.data,

@@ -29,8 +29,36 @@ bool is_binary(std::string_view begin) {
     return true;
 }
 
-bool is_utf16(std::string_view begin) {
-    return is_binary(begin) && (begin.starts_with("\xFF\xFE") || begin.starts_with("\xFE\xFF"));
+enum class ByteOrder { little, big };
+
+/// Whether a file that begins so is UTF-16 or UTF-32 (units of 2 or 4 bytes): no unit is a control character
+/// or above U+10FFFF, and 1 UTF-16 unit in 16 is below U+0100. Other text has such units too, but less often.
+bool is_wide_text(std::string_view begin, std::size_t unit_bytes, ByteOrder order) {
+    std::size_t units = 0, latin = 0;
+    for (std::size_t place = 0; place + unit_bytes <= begin.size(); place += unit_bytes, ++units) {
+        char32_t unit = 0;
+        for (std::size_t i = 0; i < unit_bytes; ++i) {
+            const std::size_t from_high = order == ByteOrder::big ? i : unit_bytes - 1 - i;
+            unit = unit << 8 | static_cast<unsigned char>(begin[place + from_high]);
+        }
+        if (unit > 0x10FFFF || (unit < ' ' && (unit < '\t' || unit > '\r'))) return false;
+        latin += unit < 0x100;
+    }
+    return units > 0 && (unit_bytes == 4 || 16 * latin >= units);
+}
+
+/// Returns the encoding's name in iconv if a file that begins so is UTF-16 or UTF-32; otherwise an empty
+/// name.
+std::string_view wide_encoding_of(std::string_view begin) {
+    using namespace std::string_view_literals;
+    if (begin.find('\0') == std::string_view::npos) return {};
+    if (begin.starts_with("\xFF\xFE\0\0"sv) || begin.starts_with("\0\0\xFE\xFF"sv)) return "UTF-32";
+    if (is_binary(begin) && (begin.starts_with("\xFF\xFE") || begin.starts_with("\xFE\xFF"))) return "UTF-16";
+    if (is_wide_text(begin, 4, ByteOrder::little)) return "UTF-32LE";
+    if (is_wide_text(begin, 4, ByteOrder::big)) return "UTF-32BE";
+    if (is_wide_text(begin, 2, ByteOrder::little)) return "UTF-16LE";
+    if (is_wide_text(begin, 2, ByteOrder::big)) return "UTF-16BE";
+    return {};
 }
 
 bool is_tar(std::string_view begin) {
@@ -376,7 +404,9 @@ void DocumentReader::open_next_file() {
     check(!is_compressed, text.name(), ": is compressed twice; expected text, or text compressed once");
     check(!is_tar(prefix), text.name(),
           ": is a tar archive; expected text (extract it, and name its folder)");
-    check(!is_utf16(prefix), text.name(), ": is UTF-16; expected UTF-8 text (iconv -f utf-16 -t utf-8)");
+    const std::string_view wide = wide_encoding_of(prefix);
+    check(wide.empty(), text.name(), ": is ", wide, " by its zero byte at offset ", prefix.find('\0'),
+          "; expected UTF-8 text (iconv -f ", wide, " -t UTF-8)");
     // A single file may be trained on byte by byte, whatever it holds.
     check(files_.size() == 1 || !is_binary(prefix), path,
           ": is binary (it has zero bytes and is not UTF-8); expected UTF-8 text (a pattern, such as "

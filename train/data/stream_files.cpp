@@ -21,12 +21,10 @@ namespace {
 /// (max_json_values).
 constexpr std::size_t max_stream_files = 3'000;
 
-/// Returns the folder below which the files have their names: `data`, or the part of a pattern before its
-/// first wildcard. One file has the name ".", whatever its path is.
+/// Returns the folder below which the files have their names. One file has the name ".", whatever its path
+/// is.
 std::filesystem::path base_of(const std::string& data) {
-    std::error_code error;
-    if (std::filesystem::is_directory(data, error) || !is_pattern(data)) return data;
-    return std::filesystem::path(data.substr(0, data.find_first_of("*?["))).parent_path();
+    return is_pattern(data) ? folder_of_pattern(data) : std::filesystem::path(data);
 }
 
 std::uint64_t hash_of_name(const std::string& name) {

@@ -18,14 +18,14 @@ namespace {
 constexpr std::string_view model_file_name = "tokenizer.model";
 
 /// Calls visit(code point, byte offset) for every character. Throws Error with the position where the text is
-/// not UTF-8. The message ends with `advice`.
+/// not UTF-8; the text begins at `file_offset`. The message ends with `advice`.
 template <class Visit>
-void for_each_character(std::string_view text, std::string_view source, Visit&& visit,
-                        const char* advice = "") {
+void for_each_character(std::string_view text, std::string_view source, std::size_t file_offset,
+                        Visit&& visit, const char* advice = "") {
     for (std::size_t offset = 0; offset < text.size();) {
         const auto lead = static_cast<unsigned char>(text[offset]);
         const CodePoint point = lead < 0x80 ? CodePoint{lead, 1} : decode_utf8(text, offset);
-        check(point.length > 0, source, ": invalid UTF-8 at byte offset ", offset, advice);
+        check(point.length > 0, source, ": invalid UTF-8 at byte offset ", file_offset + offset, advice);
         visit(point.value, offset);
         offset += static_cast<std::size_t>(point.length);
     }
@@ -43,12 +43,12 @@ Tokenizer Tokenizer::characters(std::vector<char32_t> alphabet) {
     return Tokenizer(Characters{std::move(alphabet), std::move(id_of)});
 }
 
-Tokenizer Tokenizer::characters_of(std::string_view text, std::string_view source) {
+Tokenizer Tokenizer::characters_of(std::string_view text, std::string_view source, std::size_t file_offset) {
     check(!text.empty(), source, ": is empty; expected text");
     std::vector<bool> seen(0x110000);
     // Only training can choose the tokenizer. Sampling and evaluation use the checkpoint's tokenizer.
     for_each_character(
-        text, source, [&](char32_t c, std::size_t) { seen[c] = true; },
+        text, source, file_offset, [&](char32_t c, std::size_t) { seen[c] = true; },
         "; the byte tokenizer (--tokenizer bytes) takes any file");
     std::vector<char32_t> alphabet;
     for (std::size_t c = 0; c < seen.size(); ++c)
@@ -102,11 +102,12 @@ std::vector<std::int32_t> Tokenizer::encode(std::string_view text, std::string_v
     std::vector<std::int32_t> ids;
     ids.reserve(text.size());
     if (const auto* rules = std::get_if<Characters>(&rules_)) {
-        for_each_character(text, source, [&](char32_t c, std::size_t offset) {
+        for_each_character(text, source, options.file_offset, [&](char32_t c, std::size_t offset) {
             const std::int32_t id = c < rules->id_of.size() ? rules->id_of[c] : -1;
             if (id < 0)  // not check(), because check() would construct the name for every character
-                throw Error(concat(source, ": character ", code_point_name(c), " at byte offset ", offset,
-                                   " is not one of the ", rules->alphabet.size(), " the tokenizer knows"));
+                throw Error(concat(source, ": character ", code_point_name(c), " at byte offset ",
+                                   options.file_offset + offset, " is not one of the ",
+                                   rules->alphabet.size(), " the tokenizer knows"));
             ids.push_back(id);
         });
     } else {
@@ -187,7 +188,7 @@ Tokenizer Tokenizer::characters_from_json(const JsonValue& value, const std::str
     check(found && found->is_string(), source, ": expected a string named characters");
     check(!found->text().empty(), source, ": characters: is empty");
     std::vector<char32_t> alphabet;
-    for_each_character(found->text(), source + ": characters",
+    for_each_character(found->text(), source + ": characters", 0,
                        [&](char32_t c, std::size_t) { alphabet.push_back(c); });
     // Ids are positions in this list, so a list in another order would be another tokenizer without any
     // error.

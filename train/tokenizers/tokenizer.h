@@ -44,6 +44,9 @@ struct EncodeOptions {
     bool add_special_tokens = false;
     /// Thread count for long texts; 0: one per core. The thread count does not change the ids.
     int threads = 0;
+    /// Added to the byte offset in an error of a character tokenizer, for a text without its file's
+    /// beginning.
+    std::size_t file_offset = 0;
 };
 
 /// The file that a tokenizer was read from, under its usual name: tokenizer.json or tokenizer.model.
@@ -66,8 +69,9 @@ class Tokenizer {
   public:
     static Tokenizer bytes();
     /// Returns a tokenizer whose alphabet is the text's characters. Throws Error that names `source` if the
-    /// text is empty, or if it is not UTF-8, with the byte offset.
-    static Tokenizer characters_of(std::string_view text, std::string_view source);
+    /// text is empty, or if it is not UTF-8, with the byte offset. The text begins at `file_offset`.
+    static Tokenizer characters_of(std::string_view text, std::string_view source,
+                                   std::size_t file_offset = 0);
 
     /// Throws Error that begins with `source`; see BytePairEncoding. `file` is the file that the vocabulary
     /// was read from; null if it was read from a file of another kind, or has changed since.

@@ -280,8 +280,13 @@ TEST(Examples, ALongExampleWithRowRangesIsLeftOutAndCounted) {
         note_on_long_examples(tokens, 5, ranges),
         "prompts: 1 of 2 prompts are left out, because they have, with all their completions, more than "
         "6 tokens (context + 1)");
-    EXPECT_THAT(message_of([&] { SequentialLoader(tokens, 3); }),
-                HasSubstr("prompts: has no target to validate on"));
+    const std::string reason =
+        ": 2 of 2 prompts are left out, because they have, with all their completions, more than 4 tokens "
+        "(context + 1)";
+    EXPECT_EQ(message_of([&] { SequentialLoader(tokens, 3); }),
+              "prompts: has no target to validate on" + reason);
+    EXPECT_EQ(message_of([&] { DataLoader(tokens, {.context = 3}); }),
+              "prompts: has no target to train on" + reason);
 }
 
 TEST(Examples, OnlyPromptsWithCompletionsHaveAPrefix) {

@@ -54,6 +54,16 @@ TEST(Dataset, DropsTheByteOrderMarkAndKeepsLineEnds) {
     EXPECT_EQ(bytes.vocabulary, 256);
 }
 
+TEST(Dataset, OffsetsInErrorsCountTheByteOrderMark) {
+    const TemporaryDirectory place;
+    const std::string mark = "\xEF\xBB\xBF", path = place.write("t.txt", mark + "ab");
+    EXPECT_EQ(message_of([&] { load_tokens(path, Tokenizer::characters_of("bc", "t"), {}); }),
+              path + ": character U+0061 at byte offset 3 is not one of the 2 the tokenizer knows");
+    place.write("t.txt", mark + "a\xFF");
+    EXPECT_THAT(message_of([&] { load_dataset({.data = path}); }),
+                HasSubstr("t.txt: invalid UTF-8 at byte offset 4"));
+}
+
 TEST(Dataset, ValidationDataUsesTheTrainingVocabulary) {
     const TemporaryDirectory place;
     const std::string train = place.write("train.txt", "hello"), val = place.write("val.txt", "hole");
@@ -182,6 +192,17 @@ TEST(Dataset, InvalidFilesAreRefusedByName) {
                 HasSubstr("latin.txt: invalid UTF-8 at byte offset 3"));
     EXPECT_EQ(message_of([&] { load_dataset({.data = place.write("t.txt", "x"), .val_fraction = 1.5}); }),
               "val-fraction: 1.5; expected 0 <= val-fraction < 1");
+}
+
+TEST(Dataset, StandardInputIsRefusedByName) {
+    const TemporaryDirectory place;
+    const std::string text = place.write("t.txt", "text");
+    const std::string refusal =
+        ": - is standard input, which cannot be read again; expected a file (gradtile tokenize - writes a "
+        "token file)";
+    EXPECT_EQ(message_of([&] { load_dataset({.data = "-"}); }), "data" + refusal);
+    EXPECT_EQ(message_of([&] { load_dataset({.data = text, .val_data = "-"}); }), "val-data" + refusal);
+    EXPECT_EQ(message_of([&] { load_tokens("-", Tokenizer::bytes(), {}); }), "data" + refusal);
 }
 
 TEST(Dataset, TheLargerOfTwoHeaderlessFilesGivesTheVocabulary) {

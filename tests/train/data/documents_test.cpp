@@ -19,6 +19,7 @@ using test::message_of;
 using test::TemporaryDirectory;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using namespace std::string_literals;
 
 std::vector<std::string> texts_in(std::vector<std::string> files, const std::string& column = {}) {
     std::vector<std::string> texts;
@@ -236,15 +237,42 @@ TEST(Documents, AFormatFollowsFromTheContent) {
                 ElementsAre(longer, "b"));
     EXPECT_THAT(texts_in({place.write("k.txt", "{ \"text\"\n")}), ElementsAre("{ \"text\"\n"));
     EXPECT_THAT(texts_in({place.write("k.txt", "{ \"name\": x }\n")}), ElementsAre("{ \"name\": x }\n"));
-    EXPECT_THAT(refusal(std::string("\xFF\xFE"
-                                    "a\0b\0\xE9\0",
-                                    8)),
-                HasSubstr("i.json: is UTF-16; expected UTF-8"));
     std::string tar(1024, '\0');
     tar.replace(0, 5, "a.txt").replace(257, 5, "ustar").replace(512, 4, "text");
     EXPECT_THAT(refusal(tar), HasSubstr("i.json: is a tar archive; expected text"));
     EXPECT_TRUE(is_plain_text(place.write("g.txt", "text"), ""));
     EXPECT_FALSE(is_plain_text(place.write("h.txt", "{\"text\": \"a\"}"), ""));
+}
+
+TEST(Documents, Utf16AndUtf32AreRefusedWithAndWithoutAByteOrderMark) {
+    const TemporaryDirectory place;
+    const auto encoded = [](const std::u32string& text, std::size_t unit_bytes, bool is_big) {
+        std::string bytes;
+        for (const char32_t c : text)
+            for (std::size_t i = 0; i < unit_bytes; ++i)
+                bytes += static_cast<char>(c >> 8 * (is_big ? unit_bytes - 1 - i : i));
+        return bytes;
+    };
+    const std::u32string ascii = U"one line\r\n",
+                         cyrillic = U"\u043E\u0434\u0438\u043D \u0431\u0430\u0439\u0442\n";
+    for (const std::u32string& text : {ascii, cyrillic, ascii.substr(0, 1)})
+        for (const std::size_t unit_bytes : {2u, 4u})
+            for (const bool is_big : {false, true})
+                for (const bool has_mark : {false, true}) {
+                    const std::string bytes =
+                        encoded((has_mark ? U"\uFEFF" : U"") + text, unit_bytes, is_big);
+                    const std::string name = concat("UTF-", 8 * unit_bytes,
+                                                    has_mark ? ""
+                                                    : is_big ? "BE"
+                                                             : "LE");
+                    EXPECT_THAT(message_of([&] { texts_in({place.write("w.txt", bytes)}); }),
+                                HasSubstr(concat("w.txt: is ", name, " by its zero byte at offset ",
+                                                 bytes.find('\0'), "; expected UTF-8 text (iconv -f ", name)))
+                        << bytes.size() << " bytes";
+                }
+    for (const std::string& other : {std::string(64, '\0'), std::string(100, 'a') + "\0 one zero byte"s,
+                                     "\1\0\xFF\xFF\2\0"s, "\xFF\xFE no zero byte"s})
+        EXPECT_THAT(texts_in({place.write("other", other)}), ElementsAre(other)) << other.size() << " bytes";
 }
 
 TEST(Documents, AllDocumentsHaveOneKind) {
@@ -281,6 +309,28 @@ TEST(DataFiles, AreSortedByPath) {
     EXPECT_THAT(message_of([&] { data_files(folder + "/*.md"); }), HasSubstr("*.md: no file matches"));
     EXPECT_THAT(message_of([&] { texts_in({place.write("t.bin", "ab")}); }),
                 HasSubstr("t.bin: is a token file"));
+}
+
+TEST(DataFiles, ANameThatExistsIsNoPattern) {
+    const TemporaryDirectory place;
+    for (const char* const folder : {"p[1]", "p1", "b*\\", "b-"}) {
+        std::filesystem::create_directories(place / folder);
+        for (const char* const name : {"a.txt", "we*ird?.txt", "we-irds.txt"})
+            place.write(std::string(folder) + "/" + name, folder);
+    }
+    for (const std::string folder : {"p[1]", "b*\\"}) {
+        const std::string base = place / folder;
+        for (const std::string name : {"/a.txt", "/we*ird?.txt"}) {
+            EXPECT_FALSE(is_pattern(base + name)) << base + name << ": is a pattern; expected the file";
+            EXPECT_THAT(data_files(base + name), ElementsAre(base + name)) << "files of " << base + name;
+        }
+        EXPECT_THAT(data_files(base + "/a*.txt"), ElementsAre(base + "/a.txt")) << "files of a pattern";
+        EXPECT_THAT(data_files(base + "/we*.txt"), ElementsAre(base + "/we*ird?.txt", base + "/we-irds.txt"));
+        EXPECT_EQ(folder_of_pattern(base + "/we*.txt"), base);
+        EXPECT_THAT(message_of([&] { data_files(base + "/b[1].txt"); }), HasSubstr("no file matches"));
+    }
+    EXPECT_THAT(data_files(place / "p[0-9]/a.txt"), ElementsAre((place / "p1/a.txt").string()))
+        << "files of a pattern whose folder does not exist";
 }
 
 }  // namespace

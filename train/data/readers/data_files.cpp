@@ -12,9 +12,24 @@
 namespace gradtile {
 namespace {
 
+constexpr std::string_view wildcards = "*?[";
+
+/// Returns the name as a pattern that matches only itself.
+std::string escaped(const std::string& name) {
+    std::string pattern;
+    for (const char c : name) {
+        if (wildcards.find(c) != std::string_view::npos || c == '\\') pattern += '\\';
+        pattern += c;
+    }
+    return pattern;
+}
+
 std::vector<std::string> matching_files(const std::string& pattern) {
+    const std::filesystem::path folder = folder_of_pattern(pattern),
+                                rest = std::filesystem::path(pattern).lexically_relative(folder);
     glob_t matches{};
-    const int outcome = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &matches);
+    const int outcome =
+        ::glob((std::filesystem::path(escaped(folder.string())) / rest).c_str(), GLOB_ERR, nullptr, &matches);
     std::vector<std::string> paths;
     if (outcome == 0) paths.assign(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
     ::globfree(&matches);
@@ -42,7 +57,19 @@ std::vector<std::string> files_in_folder(const std::string& folder) {
 }  // namespace
 
 bool is_pattern(std::string_view path) {
-    return path.find_first_of("*?[") != std::string_view::npos;
+    std::error_code error;
+    return path.find_first_of(wildcards) != std::string_view::npos &&
+           !std::filesystem::exists(std::filesystem::path(path), error);
+}
+
+std::filesystem::path folder_of_pattern(const std::filesystem::path& pattern) {
+    std::filesystem::path folder;
+    std::error_code error;
+    for (const std::filesystem::path& part : pattern.parent_path()) {
+        if (!std::filesystem::is_directory(folder / part, error)) break;
+        folder /= part;
+    }
+    return folder;
 }
 
 std::vector<std::string> data_files(const std::string& path) {
