@@ -111,7 +111,8 @@ class Trainer {
     explicit Trainer(Replacement replacement, MessageHandler on_message = print_message,
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
                      StoryParser stories = {});
-    /// Removes a new run's directory if the run has not begun: run() was never called.
+    /// Removes a new run's directory if the run has not begun: run() was never called. In a forked child the
+    /// directory stays, because it is the parent's.
     ~Trainer();
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
@@ -159,6 +160,10 @@ class Trainer {
     /// and without shard_copies a lost process takes its shard with it: all processes then return to the
     /// newest checkpoint, or to the run's start. The results equal those of an undisturbed run to the bit.
     /// This holds until the last step is saved.
+    ///
+    /// Throws Error in a child that was forked after the Trainer was made, if the run has a directory: only
+    /// the process that made the Trainer writes there. A run without a directory works in the child on the
+    /// CPU, with one thread, unless it reads its data ahead (config.stream_buffer).
     RunSummary run(std::int64_t stop_after = 0);
 
     /// With config.zero 3 and several processes, and with offload weights, parameters (with adapters: the
