@@ -39,7 +39,7 @@ std::optional<StepReport> Trainer::train_step() {
     std::optional<StepReport> report;
     try {
         report = runner_->run_step(step, /*prepares_next=*/step < end_, clock_ ? clock_->used() : 0.0);
-    } catch (const RankLost&) {
+    } catch (...) {  // another process is lost, or a callback threw
         runner_->drop_input();
         throw;
     }

@@ -123,6 +123,8 @@ class Trainer {
         callbacks_.on_prepare = std::move(callback);
     }
     // Each of the following adds a callback; callbacks of one kind are called in the order of their addition.
+    // Exceptions from on_step(), on_part(), on_save() and stop_when() leave run() unchanged. If a step or an
+    // evaluation was under way, it is dropped, and the next call of run() begins with it.
     /// Called after every step, and after its evaluation.
     void on_step(std::function<void(const StepReport&)> callback) {
         callbacks_.on_step.push_back(std::move(callback));
@@ -152,7 +154,7 @@ class Trainer {
     /// end. A failed save is reported through on_message and does not stop training. Throws Error after
     /// max_bad_steps refused updates in a row, naming what was not finite and the last good checkpoint. If
     /// one process cannot read data for a step or an evaluation, all processes save the last complete step
-    /// and throw Error.
+    /// and throw Error; without a group, the next call reads the data again.
     ///
     /// When another process is lost, run() throws RankLost, or continues if the group and the communicator
     /// can replace the process (can_regroup(), can_reconnect()). All processes take the newest state that the
