@@ -39,8 +39,9 @@ namespace gradtile {
 /// How a run is resumed.
 struct ResumeOptions {
     /// New values by setting name, for settings that may change (OnResume); all others stay as they were.
-    /// "steps" is a new last step; the schedule's horizon does not change. "data" and "val-data" are new
-    /// paths of the same data; "val-data" only for a run with separate validation data.
+    /// "steps" is a new last step, not before the last one done; the schedule's horizon does not change.
+    /// "data" and "val-data" are new paths of the same data; "val-data" only for a run with separate
+    /// validation data.
     JsonValue changes = JsonValue::object();
     /// Resumes from an older checkpoint when the newest announced one is missing; see find_resume_point().
     bool restart = false;

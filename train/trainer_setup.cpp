@@ -201,6 +201,7 @@ Trainer::Trainer(const std::filesystem::path& run, const ResumeOptions& options,
     make_paths_absolute(config_);
     if (last_step) end_ = *last_step;
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
+    check(end_ >= step_, "steps: ", end_, "; the run is at step ", step_, "; expected at least ", step_);
     if (!is_finished())
         resume_in_directory(std::move(directory), step_,
                             pending_evaluation_ ? LastStep::unwritten : LastStep::written);
