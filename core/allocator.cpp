@@ -131,6 +131,7 @@ Buffer::~Buffer() {
 
 Arena::Arena(Device device, std::size_t capacity, std::shared_ptr<Allocator> source)
     : device_(device), capacity_(round_up(capacity)) {
+    check(capacity_ >= capacity, "activation arena: a capacity of ", capacity, " bytes is too large");
     block_ = std::make_unique<Buffer>(source ? std::move(source) : system_allocator(device), capacity_);
     base_ = block_->data();
     if (capacity_ > 0) free_.emplace(0, capacity_);

@@ -102,6 +102,8 @@ Tensor Parameter::dequantized(const Context& ctx) const {
 
 Parameter ParameterStore::add(std::string name, const Shape& shape, Init init, std::int64_t row_multiple) {
     check(!allocated(), "parameter store: '", name, "' added after the store was allocated");
+    check(row_multiple >= 1, "parameter store: '", name, "': row_multiple is ", row_multiple,
+          "; expected at least 1");
     check(names_.insert(name).second, "parameter store: a second parameter named '", name, "'");
     auto entry = std::make_shared<Parameter::Entry>();
     entry->name = std::move(name);
@@ -147,6 +149,7 @@ void ParameterStore::quantize(std::span<const Parameter> chosen, WeightFormat fo
 
 void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions& options) {
     check(!allocated(), "parameter store: allocated twice");
+    check(is_floating(dtype), "parameter store: parameters of type ", dtype, "; expected a floating type");
     check(code_words_ == 0 || !options.gradients,
           "parameter store: quantized parameters and gradients; expected FlatOptions::gradients = false");
     dtype_ = dtype;

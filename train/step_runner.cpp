@@ -178,8 +178,8 @@ std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_
     const Clock::time_point start = Clock::now();
     const Context& ctx = *arena_ctx_;
     step_ = step;
-    group_.report_step(step);
     data_before_ = input_.state();
+    group_.report_step(step);
     prepare_input(step);
     if (stopping_) return std::nullopt;
     const double rate = schedule_(step, used);
@@ -245,9 +245,13 @@ void StepRunner::prepare_ahead(std::int64_t step) {
 std::optional<double> StepRunner::evaluate(std::int64_t step) {
     const ForwardHooks gather = replica_.parallel.overlap_gather_with_forward(*arena_ctx_);
     const std::int64_t windows = validation_->loader.windows();
+    bool is_in_callback = false;
     const auto go_on = [&](std::int64_t done) {
+        is_in_callback = true;
         report_part({.step = step, .kind = StepPart::Kind::evaluation_windows, .done = done, .all = windows});
-        return vote_on_stopping(*arena_ctx_) == Outcome::completed;
+        const bool goes_on = vote_on_stopping(*arena_ctx_) == Outcome::completed;
+        is_in_callback = false;
+        return goes_on;
     };
     try {
         return mean_loss(*arena_ctx_, replica_.model.transformer, *validation_, *communicator_, shared_,
@@ -255,6 +259,7 @@ std::optional<double> StepRunner::evaluate(std::int64_t step) {
     } catch (const RankLost&) {
         throw;
     } catch (const std::exception& error) {
+        if (is_in_callback) throw;  // unchanged, as from a step
         failure_ = error.what();
         vote_on_stopping(*arena_ctx_);  // the other processes wait for this process's vote after the batch
         return std::nullopt;

@@ -35,7 +35,7 @@ class StepRunner {
     /// a number that was not finite, the optimizer has refused the update. `used` is the used fraction of the
     /// time budget, for runs that have one.
     std::optional<StepReport> run_step(std::int64_t step, bool prepares_next, double used = 0.0);
-    /// Forgets the data of the running step, which another process's loss has ended.
+    /// Forgets the data of the running step, which another process's loss or an exception has ended.
     void drop_input() { input_.restore(data_before_); }
     /// Leaves the other processes after a loss: forgets everything that refers to exchanges with them.
     void disconnect() {
@@ -46,11 +46,14 @@ class StepRunner {
     }
     bool evaluates() const { return validation_ != nullptr; }
     /// Returns the mean loss of the validation data after step `step`; an empty result when the evaluation
-    /// was abandoned.
+    /// was abandoned. A callback's exception passes unchanged.
     std::optional<double> evaluate(std::int64_t step);
 
-    /// Forgets an earlier vote to stop.
-    void start() { stopping_ = false; }
+    /// Forgets an earlier vote to stop, and an earlier failure: the data is read again.
+    void start() {
+        stopping_ = failed_ = false;
+        failure_.clear();
+    }
     bool wants_to_stop() const { return callbacks_.stop_when && callbacks_.stop_when(); }
     /// Returns whether a process voted to stop.
     bool is_stopping() const { return stopping_; }

@@ -39,7 +39,7 @@ std::optional<StepReport> Trainer::train_step() {
     std::optional<StepReport> report;
     try {
         report = runner_->run_step(step, /*prepares_next=*/step < end_, clock_ ? clock_->used() : 0.0);
-    } catch (const RankLost&) {
+    } catch (...) {  // another process is lost, or a callback threw
         runner_->drop_input();
         throw;
     }
@@ -194,6 +194,8 @@ RunSummary::Reason Trainer::train_and_save(std::int64_t stop_after) {
 
 RunSummary Trainer::run(std::int64_t stop_after) {
     check(stop_after >= 0, "stop-after: ", stop_after, "; expected a step, or 0");
+    check(!recorder_->is_of_parent(), "run: this process was forked from the one that made the Trainer, ",
+          "which alone writes to '", config_.out, "'; expected a Trainer made after the fork");
     check(config_.sample_every == 0 || !recorder_->writes_metrics() || callbacks_.on_sample,
           "sample-every: ", config_.sample_every,
           "; expected 0, because on_sample() has added nothing that generates text");

@@ -42,8 +42,9 @@ DatasetOptions dataset_options(const TrainConfig& config);
 /// How a run is resumed.
 struct ResumeOptions {
     /// New values by setting name, for settings that may change (OnResume); all others stay as they were.
-    /// "steps" is a new last step; the schedule's horizon does not change. "data" and "val-data" are new
-    /// paths of the same data; "val-data" only for a run with separate validation data.
+    /// "steps" is a new last step, not before the last one done; the schedule's horizon does not change.
+    /// "data" and "val-data" are new paths of the same data; "val-data" only for a run with separate
+    /// validation data.
     JsonValue changes = JsonValue::object();
     /// Resumes from an older checkpoint when the newest announced one is missing; see find_resume_point().
     bool restart = false;
@@ -114,7 +115,8 @@ class Trainer {
     explicit Trainer(Replacement replacement, MessageHandler on_message = print_message,
                      std::shared_ptr<ProcessGroup> group = std::make_shared<ProcessGroup>(),
                      StoryParser stories = {});
-    /// Removes a new run's directory if the run has not begun: run() was never called.
+    /// Removes a new run's directory if the run has not begun: run() was never called. In a forked child the
+    /// directory stays, because it is the parent's.
     ~Trainer();
     Trainer(const Trainer&) = delete;
     Trainer& operator=(const Trainer&) = delete;
@@ -125,6 +127,8 @@ class Trainer {
         callbacks_.on_prepare = std::move(callback);
     }
     // Each of the following adds a callback; callbacks of one kind are called in the order of their addition.
+    // Exceptions from on_step(), on_part(), on_save() and stop_when() leave run() unchanged. If a step or an
+    // evaluation was under way, it is dropped, and the next call of run() begins with it.
     /// Called after every step, and after its evaluation.
     void on_step(std::function<void(const StepReport&)> callback) {
         callbacks_.on_step.push_back(std::move(callback));
@@ -154,7 +158,7 @@ class Trainer {
     /// end. A failed save is reported through on_message and does not stop training. Throws Error after
     /// max_bad_steps refused updates in a row, naming what was not finite and the last good checkpoint. If
     /// one process cannot read data for a step or an evaluation, all processes save the last complete step
-    /// and throw Error.
+    /// and throw Error; without a group, the next call reads the data again.
     ///
     /// When another process is lost, run() throws RankLost, or continues if the group and the communicator
     /// can replace the process (can_regroup(), can_reconnect()). All processes take the newest state that the
@@ -162,6 +166,10 @@ class Trainer {
     /// and without shard_copies a lost process takes its shard with it: all processes then return to the
     /// newest checkpoint, or to the run's start. The results equal those of an undisturbed run to the bit.
     /// This holds until the last step is saved.
+    ///
+    /// Throws Error in a child that was forked after the Trainer was made, if the run has a directory: only
+    /// the process that made the Trainer writes there. A run without a directory works in the child on the
+    /// CPU, with one thread, unless it reads its data ahead (config.stream_buffer).
     RunSummary run(std::int64_t stop_after = 0);
 
     /// With config.zero 3 and several processes, and with offload weights, parameters (with adapters: the

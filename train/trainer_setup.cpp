@@ -200,6 +200,7 @@ Trainer::Trainer(const std::filesystem::path& run, const ResumeOptions& options,
     make_paths_absolute(config_);
     if (last_step) end_ = *last_step;
     check(end_ >= 1, "steps: ", end_, "; expected at least 1");
+    check(end_ >= step_, "steps: ", end_, "; the run is at step ", step_, "; expected at least ", step_);
     if (!is_finished())
         resume_in_directory(std::move(directory), step_,
                             pending_evaluation_ ? LastStep::unwritten : LastStep::written);
@@ -232,7 +233,7 @@ Trainer::Trainer(Replacement, MessageHandler on_message, std::shared_ptr<Process
 }
 
 Trainer::~Trainer() {
-    if (directory() != nullptr && !begun_) directory()->discard();
+    if (directory() != nullptr && !begun_ && !recorder_->is_of_parent()) directory()->discard();
 }
 
 /// Collective: reads the weights that the run starts with, unless they are drawn.

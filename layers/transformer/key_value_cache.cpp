@@ -33,11 +33,16 @@ std::set<std::int32_t>::iterator first_run(const std::set<std::int32_t>& blocks,
     return length == count ? begin : blocks.begin();
 }
 
+std::size_t checked_slots(std::int64_t slots) {
+    check(slots >= 0, "key/value cache: ", slots, " slots; expected 0 or more");
+    return static_cast<std::size_t>(slots);
+}
+
 }  // namespace
 
 KeyValueCache::KeyValueCache(Empty, const Context& ctx, const ModelConfig& config, DType dtype,
                              std::int64_t slots, std::int64_t tokens)
-    : capacity_(tokens), more_rows_(more_rows_of(config)), blocks_of_slot_(static_cast<std::size_t>(slots)) {
+    : capacity_(tokens), more_rows_(more_rows_of(config)), blocks_of_slot_(checked_slots(slots)) {
     check(capacity_ >= 1 && capacity_ <= config.context, "key/value cache: ", capacity_,
           " tokens; expected 1 to the context, ", config.context);
     const Tensor none = empty(ctx, {0, block_tokens, config.key_value_heads(), config.head_dim()}, dtype);

@@ -62,6 +62,7 @@ TEST(Arena, RefusesSizesNearTheEndOfTheAddressSpace) {
     EXPECT_THROW(arena.allocate(SIZE_MAX), Error);
     EXPECT_THROW(arena.allocate(SIZE_MAX - 100), Error);
     EXPECT_THROW(Arena::for_planning(Device::cpu())->allocate(SIZE_MAX - 100), Error);
+    EXPECT_THROW(Arena(Device::cpu(), SIZE_MAX), Error);
 }
 
 /// Imitates a training step: allocates and frees tensors in nested scopes.

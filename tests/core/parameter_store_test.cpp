@@ -164,6 +164,14 @@ TEST(ParameterStore, RefusesASecondNameAndLateAdditions) {
     EXPECT_THROW(store.allocate(ctx, DType::f32), Error);
 }
 
+TEST(ParameterStore, RefusesIntegersAndRowMultiplesBelow1) {
+    ParameterStore store;
+    EXPECT_THROW(store.add("weight", {3}, Init::zeros(), 0), Error);
+    EXPECT_THROW(store.add("weight", {3}, Init::zeros(), -2), Error);
+    EXPECT_NO_THROW(store.add("weight", {3}, Init::zeros(), 2)) << "a refusal adds nothing";
+    EXPECT_THROW(store.allocate(ctx, DType::i32), Error);
+}
+
 TEST(Parameter, AnUndefinedHandleThrows) {
     const Parameter none;
     const std::pair<const char*, std::function<void()>> calls[] = {

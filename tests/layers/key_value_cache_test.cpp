@@ -70,6 +70,12 @@ TEST(KeyValueCache, TextsTakeBlocksAsTheyGrowAndReturnThem) {
 }
 
 /// A table keeps its address when a text grows, because captured graphs contain it.
+TEST(KeyValueCache, RefusesANegativeNumberOfSlots) {
+    const Context ctx(Device::cpu(), 1);
+    EXPECT_EQ(message_of([&] { KeyValueCache(ctx, cached_model(), DType::f32, -1); }),
+              "key/value cache: -1 slots; expected 0 or more");
+}
+
 TEST(KeyValueCache, KeepsTheTablesAddressUntilTheCapacityChanges) {
     const Context ctx(Device::cpu(), 1);
     KeyValueCache cache(ctx, cached_model(), DType::f32, 2, 100);

@@ -144,6 +144,10 @@ TEST(TrainConfig, ValuesOutOfRangeAreNamed) {
     EXPECT_EQ(refusal([](TrainConfig& c) { c.lr = -1; }), "lr: -1; expected more than 0, at most 1e+30");
     EXPECT_EQ(refusal([](TrainConfig& c) { c.training.dropout = 1; }),
               "dropout: 1; expected 0 or more, less than 1");
+    EXPECT_EQ(refusal([](TrainConfig& c) { c.schedule = static_cast<ScheduleKind>(99); }),
+              "schedule: value 99 has no name; expected cosine, wsd, linear or constant");
+    EXPECT_EQ(refusal([](TrainConfig& c) { c.data = std::string("s.txt\0x", 7); }),
+              "data: 's.txt\\u0000x' contains a zero byte; expected text");
 }
 
 TEST(TrainConfig, ARunHasStepsOrATimeBudget) {

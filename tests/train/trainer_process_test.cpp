@@ -186,5 +186,72 @@ TEST(TrainerProcess, AFullDiskFailsOnlySaves) {
     expect_equal_to_uninterrupted(directory);
 }
 
+/// Calls `child` in a forked process, which must return from it within 20 seconds. Returns the error that it
+/// throws; empty: none.
+template <class Child>
+std::string error_of_child(const TemporaryDirectory& directory, Child&& child) {
+    const std::filesystem::path file = directory / "error.txt";
+    const pid_t process = fork();
+    if (process == 0) {
+        alarm(20);  // ends a process that hangs
+        try {
+            child();
+        } catch (const std::exception& error) {
+            std::ofstream(file) << error.what();
+        }
+        _exit(0);
+    }
+    int status = 0;
+    EXPECT_EQ(waitpid(process, &status, 0), process);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+    std::string line;
+    std::ifstream in(file);
+    std::getline(in, line);
+    return line;
+}
+
+TEST(ForkedTrainer, RefusesToRunInTheChildAndLeavesTheParentItsDirectory) {
+    const TemporaryDirectory directory;
+    directory.write("text.txt", some_text());
+    auto trainer = std::make_unique<Trainer>(config_of(directory.path(), "run"));
+    const std::string expected =
+        concat("run: this process was forked from the one that made the Trainer, which alone writes to '",
+               (directory / "run").string(), "'; expected a Trainer made after the fork");
+    const auto run_and_destroy = [&] {
+        const std::shared_ptr<void> destroyed(nullptr, [&](void*) { trainer.reset(); });
+        trainer->run();
+    };
+    EXPECT_EQ(error_of_child(directory, run_and_destroy), expected);  // before the parent's first step
+    trainer->run(/*stop_after=*/10);
+    EXPECT_EQ(error_of_child(directory, run_and_destroy), expected);
+    trainer->run();
+    trainer.reset();
+    expect_equal_to_uninterrupted(directory);
+}
+
+/// At the fork, the parent may be writing a checkpoint: each step starts to save one.
+TEST(ForkedTrainer, IsDestroyedInTheChildWhileTheParentSaves) {
+    const TemporaryDirectory directory;
+    directory.write("text.txt", some_text());
+    TrainConfig config = config_of(directory.path(), "run");
+    config.steps = 5;
+    config.save_every = 1;
+    auto trainer = std::make_unique<Trainer>(config);
+    std::string error;
+    trainer->on_step(
+        [&](const StepReport&) { error += error_of_child(directory, [&] { trainer.reset(); }); });
+    EXPECT_TRUE(trainer->run().saved);
+    EXPECT_EQ(error, "");
+}
+
+TEST(ForkedTrainer, WithoutADirectoryRunsInTheChild) {
+    const TemporaryDirectory directory;
+    directory.write("text.txt", some_text());
+    TrainConfig config = config_of(directory.path(), "");
+    config.out.clear();
+    Trainer trainer(config);
+    EXPECT_EQ(error_of_child(directory, [&] { trainer.run(); }), "");
+}
+
 }  // namespace
 }  // namespace gradtile

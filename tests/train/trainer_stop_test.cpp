@@ -189,17 +189,66 @@ TEST(TrainerDataFailure, DropsTheStepSavesTheLastWholeOneAndThrowsOneLine) {
     run.expect_equals_uninterrupted();
 }
 
+/// A run on token files, whose validation file changes before the first evaluation, after step 5.
+struct RunWithChangedFile : StoppedRun {
+    RunWithChangedFile()
+        : StoppedRun([](TrainConfig& c) {
+              c.val_data = c.data + ".val.bin";
+              c.data += ".bin";
+              c.model.vocabulary = 300;
+              write_tokens(c.data, 2000, 1);
+              write_tokens(c.val_data, 200, 2);
+          }) {}
+    /// nanoGPT's format: uint16, little-endian.
+    static void write_tokens(const std::filesystem::path& file, int count, std::uint32_t seed) {
+        std::string bytes;
+        for (int i = 0; i < count; ++i) {
+            const std::uint32_t id = (seed = seed * 1664525u + 1013904223u) % 300;
+            bytes += {static_cast<char>(id & 0xff), static_cast<char>(id >> 8)};
+        }
+        std::ofstream(file, std::ios::binary) << bytes;
+    }
+    /// Trains until the evaluation fails, and then undoes the change.
+    void fail(Trainer& trainer) {
+        trainer.on_step([this](const StepReport& report) {
+            if (report.step == 4) write_tokens(config.val_data, 200, 3);
+        });
+        const std::string message = message_of([&] { trainer.run(); });
+        EXPECT_THAT(message, HasSubstr("evaluation after step 5: "));
+        EXPECT_THAT(message, HasSubstr("text.txt.val.bin"));
+        EXPECT_THAT(message, HasSubstr("; stopped, step 5 is saved: "));
+        EXPECT_EQ(trainer.step(), 5);
+        write_tokens(config.val_data, 200, 2);
+    }
+};
+
 TEST(TrainerDataFailure, InAnEvaluationIsRepeatedByTheResumedRun) {
+    RunWithChangedFile run;
+    run.fail(*run.start_or_resume());
+    run.start_or_resume()->run();
+    run.expect_equals_uninterrupted();
+}
+
+TEST(TrainerDataFailure, InAnEvaluationIsRepeatedByTheNextCallOfRun) {
+    RunWithChangedFile run;
+    {
+        const auto trainer = run.start_or_resume();
+        run.fail(*trainer);
+        EXPECT_EQ(trainer->run().reason, RunSummary::Reason::finished);
+    }
+    run.expect_equals_uninterrupted();
+}
+
+TEST(TrainerDataFailure, InAStepIsRepeatedByTheNextCallOfRun) {
     StoppedRun run;
     {
         const auto trainer = run.start_or_resume();
-        trainer->on_part([](const StepPart& part) {
-            check(part.kind != StepPart::Kind::evaluation_windows || part.done < 3, "val.txt: is gone");
-        });
-        EXPECT_THAT(message_of([&] { trainer->run(); }),
-                    HasSubstr("evaluation after step 5: val.txt: is gone; stopped, step 5 is saved: "));
+        bool fails = true;
+        trainer->on_prepare(
+            [&](std::int64_t step) { check(step != 8 || !std::exchange(fails, false), "it is gone"); });
+        EXPECT_THAT(message_of([&] { trainer->run(); }), HasSubstr("step 8: it is gone; stopped"));
+        EXPECT_EQ(trainer->run().reason, RunSummary::Reason::finished);
     }
-    run.start_or_resume()->run();
     run.expect_equals_uninterrupted();
 }
 
@@ -209,6 +258,53 @@ TEST(TrainerDataFailure, WithoutADirectoryReportsThatNothingWasSaved) {
     Trainer trainer(run.config, run.on_message);
     trainer.on_prepare([](std::int64_t step) { check(step < 3, "text.txt: is gone"); });
     EXPECT_EQ(message_of([&] { trainer.run(); }), "step 3: text.txt: is gone; stopped, nothing was saved");
+}
+
+// ---- Callbacks that throw ----
+
+struct ErrorOfCallback : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+/// Which callback throws, and in which part of step 8 or of the evaluation after step 5.
+struct ThrowingCallback {
+    const char* name;
+    StepPart::Kind kind;
+    bool in_stop_when;
+};
+
+class ExceptionOfACallback : public testing::TestWithParam<ThrowingCallback> {};
+INSTANTIATE_TEST_SUITE_P(
+    Callbacks, ExceptionOfACallback,
+    testing::Values(ThrowingCallback{"on_part_in_a_step", StepPart::Kind::micro_steps, false},
+                    ThrowingCallback{"on_part_in_an_evaluation", StepPart::Kind::evaluation_windows, false},
+                    ThrowingCallback{"stop_when_in_a_step", StepPart::Kind::micro_steps, true},
+                    ThrowingCallback{"stop_when_in_an_evaluation", StepPart::Kind::evaluation_windows, true}),
+    [](const auto& info) { return info.param.name; });
+
+TEST_P(ExceptionOfACallback, PassesUnchangedAndTheNextCallOfRunContinuesToTheBit) {
+    StoppedRun run;
+    {
+        const auto trainer = run.start_or_resume();
+        const ThrowingCallback& setting = GetParam();
+        const std::int64_t step = setting.kind == StepPart::Kind::micro_steps ? 8 : 5;
+        bool is_reached = false, has_thrown = false;
+        const auto throw_once = [&] {
+            if (is_reached && !std::exchange(has_thrown, true)) throw ErrorOfCallback("by the callback");
+        };
+        trainer->on_part([&](const StepPart& part) {
+            is_reached = part.step == step && part.kind == setting.kind && part.done >= 2;
+            if (!setting.in_stop_when) throw_once();
+        });
+        trainer->stop_when([&] {
+            if (setting.in_stop_when) throw_once();
+            return false;
+        });
+        EXPECT_THROW(trainer->run(), ErrorOfCallback);
+        EXPECT_TRUE(has_thrown);
+        EXPECT_EQ(trainer->run().reason, RunSummary::Reason::finished);
+    }
+    run.expect_equals_uninterrupted();
 }
 
 }  // namespace

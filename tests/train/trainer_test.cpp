@@ -265,6 +265,17 @@ TEST(Trainer, MoreStepsOnResumeMoveOnlyTheEnd) {
     for (std::size_t i = 11; i < 15; ++i) EXPECT_EQ(losses[i]["lr"], run.config.min_lr);
 }
 
+TEST(Trainer, ResumeRefusesALastStepBeforeTheOnesDone) {
+    TinyRun run;
+    { Trainer(run.config, run.on_message).run(/*stop_after=*/7); }
+    const auto resume_to = [&](std::int64_t steps) {
+        Trainer(run.config.out, ResumeOptions{.changes = JsonValue::object({{"steps", steps}})},
+                run.on_message);
+    };
+    EXPECT_EQ(message_of([&] { resume_to(6); }), "steps: 6; the run is at step 7; expected at least 7");
+    EXPECT_NO_THROW(resume_to(7));
+}
+
 TEST(Trainer, ARunKilledBeforeItsFirstCheckpointStartsAgain) {
     TinyRun run;
     const auto left = run.directory / "left";

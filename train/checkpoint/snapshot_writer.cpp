@@ -1,8 +1,12 @@
 #include <gradtile/train/checkpoint/snapshot_writer.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <thread>
 
 #include <gradtile/core/os/internal/operating_system.h>
 #include <gradtile/core/start_thread.h>
@@ -65,30 +69,45 @@ struct SnapshotWriter::Plan {
     std::uint64_t device_bytes = 0;  // bytes of staging memory up to the last GPU part's end
 };
 
+struct SnapshotWriter::RunningSave {
+    Job job;
+    std::atomic<bool> ended{false};
+    std::thread thread = {};
+};
+
 SnapshotWriter::SnapshotWriter(CheckpointDirectory directory, const Context& ctx, FirstCopy first_copy)
     : directory_(std::move(directory)),
       ctx_(ctx),
       first_copy_(first_copy),
       on_device_(ctx.device().is_cuda() ? std::make_unique<DeviceSnapshot>(ctx) : nullptr),
-      thread_(start_thread("writing checkpoints", [this] { loop(); })) {}
+      process_(::getpid()) {}
 
 SnapshotWriter::~SnapshotWriter() {
     wait();
-    {
-        const std::lock_guard lock(mutex_);
-        stop_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
+}
+
+bool SnapshotWriter::is_of_parent() const {
+    return process_ != ::getpid();
 }
 
 void SnapshotWriter::wait() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !job_.has_value(); });
+    if (!running_) return;
+    if (is_of_parent()) {
+        // The thread is missing in a forked child and may have stopped anywhere, so nothing of it is used.
+        static_cast<void>(running_.release());
+        return;
+    }
+    running_->thread.join();
+    end_save();
+}
+
+void SnapshotWriter::end_save() {
+    reports_.push_back(std::move(running_->job.report));
+    running_.reset();
 }
 
 std::vector<SaveReport> SnapshotWriter::poll() {
-    const std::lock_guard lock(mutex_);
+    if (running_ && running_->ended) wait();
     return std::exchange(reports_, {});
 }
 
@@ -192,7 +211,6 @@ void SnapshotWriter::save(const Checkpoint& live, bool best) {
         start_writing({std::move(plan.staged), plan.device_bytes, report});
     } catch (const std::exception& error) {  // out of memory
         report.message = concat("checkpoint ", report.path.string(), ": ", message_of(error));
-        const std::lock_guard lock(mutex_);
         reports_.push_back(report);
     }
 }
@@ -213,11 +231,18 @@ SaveReport SnapshotWriter::report_of(const Checkpoint& checkpoint, bool best) co
 }
 
 void SnapshotWriter::start_writing(Job job) {
-    {
-        const std::lock_guard lock(mutex_);
-        job_ = std::move(job);
+    running_ = std::make_unique<RunningSave>(std::move(job));
+    RunningSave& save = *running_;
+    try {
+        save.thread = start_thread("writing a checkpoint", [this, &save] {
+            write(save.job);
+            save.ended = true;
+        });
+    } catch (const Error& error) {
+        SaveReport& report = save.job.report;
+        report.message = concat("checkpoint ", report.path.string(), ": ", error.what());
+        end_save();
     }
-    changed_.notify_all();
 }
 
 void SnapshotWriter::write(Job& job) const {
@@ -235,20 +260,6 @@ void SnapshotWriter::write(Job& job) const {
         job.report.message = message_of(error);
     }
     job.report.write_seconds = seconds_since(begin);
-}
-
-void SnapshotWriter::loop() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-        changed_.wait(lock, [this] { return stop_ || job_.has_value(); });
-        if (!job_) return;
-        lock.unlock();
-        write(*job_);  // no other thread uses job_ until it is empty
-        lock.lock();
-        reports_.push_back(std::move(job_->report));
-        job_.reset();
-        changed_.notify_all();
-    }
 }
 
 }  // namespace gradtile

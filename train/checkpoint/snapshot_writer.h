@@ -1,12 +1,10 @@
 #pragma once
 /// Saves checkpoints during training. A step waits only until the state is copied once in memory (in GPU
-/// memory if the state is there); a separate thread does the other work.
-#include <condition_variable>
+/// memory if the state is there); a separate thread, started for each save, does the other work.
+#include <sys/types.h>
+
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gradtile/core/allocator.h>
@@ -41,12 +39,14 @@ class SnapshotWriter {
     /// Copies on ctx's threads; GPU tensors are copied in ctx's stream order.
     SnapshotWriter(CheckpointDirectory directory, const Context& ctx,
                    FirstCopy first_copy = FirstCopy::device);
-    /// Waits for a running save.
+    /// Waits for a running save, except in a forked child, where its thread does not exist.
     ~SnapshotWriter();
     SnapshotWriter(const SnapshotWriter&) = delete;
     SnapshotWriter& operator=(const SnapshotWriter&) = delete;
 
     const CheckpointDirectory& directory() const { return directory_; }
+    /// Returns whether this process was forked from the one that made the writer.
+    bool is_of_parent() const;
     /// Allocates memory for checkpoints like this one, so that the first save does not wait for the
     /// allocation. Does not read the tensors' elements.
     void reserve(const Checkpoint& like);
@@ -70,7 +70,7 @@ class SnapshotWriter {
     };
     SaveReport report_of(const Checkpoint& checkpoint, bool best) const;
     void start_writing(Job job);
-    void loop();
+    void end_save();
     void write(Job& job) const;
     struct Plan;
     /// Assigns the checkpoint's tensors places in staging memory, contiguous, and lists the copies.
@@ -85,12 +85,10 @@ class SnapshotWriter {
     std::shared_ptr<Buffer> staging_;
     std::unique_ptr<DeviceSnapshot> on_device_;  // only if ctx's device is a GPU
 
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::optional<Job> job_;  // set while a save is running
-    bool stop_ = false;
+    pid_t process_;  // that made the writer
     std::vector<SaveReport> reports_;
-    std::thread thread_;  // declared last, because the thread uses all members above
+    struct RunningSave;
+    std::unique_ptr<RunningSave> running_;  // null: every save has ended, and its report was taken
 };
 
 }  // namespace gradtile

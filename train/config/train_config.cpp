@@ -221,9 +221,16 @@ void check_muon_is_chosen(const TrainConfig& c) {
               name, ": ", value, " with optimizer ", name_of(c.optimizer), "; expected optimizer muon");
 }
 
-void check_numbers(const TrainConfig& c) {
+void check_values(const TrainConfig& c) {
     visit_settings(c, [](const Setting& setting, const auto& member) {
         using Member = std::remove_cvref_t<decltype(member)>;
+        if constexpr (NamedEnum<Member>)
+            check(static_cast<std::size_t>(member) < EnumNames<Member>::names.size(), setting.name,
+                  ": value ", static_cast<int>(member), " has no name; expected ", choices_of<Member>());
+        // The system's functions would read the text only up to the zero byte.
+        if constexpr (std::is_same_v<Member, std::string>)
+            check(member.find('\0') == std::string::npos, setting.name, ": '", printable_name(member),
+                  "' contains a zero byte; expected text");
         if constexpr (std::is_same_v<Member, double>)
             check(std::isfinite(member), setting.name, ": ", member, "; expected a finite number");
         if constexpr (std::is_arithmetic_v<Member> && !std::is_same_v<Member, bool>)
@@ -280,12 +287,12 @@ void check_may_change(const JsonValue& changes, const std::string& prefix) {
     // The run's other settings are not known here, so combinations are not checked.
     TrainConfig changed;
     apply_json(changed, changes, "resume");
-    check_numbers(changed);
+    check_values(changed);
     check_end(changed);
 }
 
 void validate(const TrainConfig& c, std::int64_t ranks) {
-    check_numbers(c);
+    check_values(c);
     validate(c.model);
     validate(c.training);
     validate(c.adapters, c.model);

@@ -552,7 +552,7 @@ using FinishedRun = RunOnDisk;
 TEST_F(FinishedRun, IsReportedAndUnchanged) {
     expect_success(run(training(out_)));
     const auto before = state_of_files(out_);
-    for (const Arguments& extra : {Arguments{}, Arguments{"--steps", "5"}, Arguments{"--restart"}}) {
+    for (const Arguments& extra : {Arguments{}, Arguments{"--steps", "8"}, Arguments{"--restart"}}) {
         const Outcome outcome = run(resume() + extra);
         expect_success(outcome);
         EXPECT_EQ(outcome.out, "the run is finished at step 8; --steps M continues it up to step M\n");
