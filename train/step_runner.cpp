@@ -7,14 +7,11 @@
 #include <gradtile/core/cuda_runtime.h>
 #include <gradtile/core/internal/offload_stream.h>
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/data/document_stream.h>
 #include <gradtile/train/memory_request.h>
 #include <gradtile/train/optimizers/global_norm.h>
 
 namespace gradtile {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // All processes' votes are added up. vote_of_failure exceeds any number of processes, so a sum that reaches
 // it means that a process failed.
@@ -175,7 +172,7 @@ StepRunner::Outcome StepRunner::enqueue_step(const Context& ctx, const StepShape
 }
 
 std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_next, double used) {
-    const Clock::time_point start = Clock::now();
+    const auto start = std::chrono::steady_clock::now();
     const Context& ctx = *arena_ctx_;
     step_ = step;
     data_before_ = input_.state();
@@ -198,7 +195,8 @@ std::optional<StepReport> StepRunner::run_step(std::int64_t step, bool prepares_
         drop_input();
         return std::nullopt;
     }
-    const double ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    const double ms =
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     StepReport report{.step = step,
                       .loss = result[0],
                       .lr = rate,
@@ -233,8 +231,7 @@ void StepRunner::prepare_input(std::int64_t step) {
     }
 }
 
-/// Prepares the input of the next step. Ignores a read error: the current step is complete, and the next step
-/// reads the data again and reports the error.
+/// Prepares the next step's input. Ignores a read error, which the next step meets again and reports.
 void StepRunner::prepare_ahead(std::int64_t step) {
     try {
         draw_input(step);
@@ -245,13 +242,11 @@ void StepRunner::prepare_ahead(std::int64_t step) {
 std::optional<double> StepRunner::evaluate(std::int64_t step) {
     const ForwardHooks gather = replica_.parallel.overlap_gather_with_forward(*arena_ctx_);
     const std::int64_t windows = validation_->loader.windows();
-    bool is_in_callback = false;
+    bool is_reading = true;
     const auto go_on = [&](std::int64_t done) {
-        is_in_callback = true;
+        is_reading = false;
         report_part({.step = step, .kind = StepPart::Kind::evaluation_windows, .done = done, .all = windows});
-        const bool goes_on = vote_on_stopping(*arena_ctx_) == Outcome::completed;
-        is_in_callback = false;
-        return goes_on;
+        return is_reading = vote_on_stopping(*arena_ctx_) == Outcome::completed;
     };
     try {
         return mean_loss(*arena_ctx_, replica_.model.transformer, *validation_, *communicator_, shared_,
@@ -259,7 +254,7 @@ std::optional<double> StepRunner::evaluate(std::int64_t step) {
     } catch (const RankLost&) {
         throw;
     } catch (const std::exception& error) {
-        if (is_in_callback) throw;  // unchanged, as from a step
+        if (!is_reading) throw;  // a callback's, unchanged as from a step
         failure_ = error.what();
         vote_on_stopping(*arena_ctx_);  // the other processes wait for this process's vote after the batch
         return std::nullopt;

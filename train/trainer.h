@@ -128,14 +128,15 @@ class Trainer {
     }
     // Each of the following adds a callback; callbacks of one kind are called in the order of their addition.
     // Exceptions from on_step(), on_part(), on_save() and stop_when() leave run() unchanged. If a step or an
-    // evaluation was under way, it is dropped, and the next call of run() begins with it.
+    // evaluation was under way, it is dropped, and the next call of run() begins with it. An empty function
+    // is not called.
     /// Called after every step, and after its evaluation.
     void on_step(std::function<void(const StepReport&)> callback) {
-        callbacks_.on_step.push_back(std::move(callback));
+        if (callback) callbacks_.on_step.push_back(std::move(callback));
     }
     /// Called during a step or an evaluation, after each of its parts that the host waits for.
     void on_part(std::function<void(const StepPart&)> callback) {
-        callbacks_.on_part.push_back(std::move(callback));
+        if (callback) callbacks_.on_part.push_back(std::move(callback));
     }
     /// Called after every config().sample_every steps and after the last step, in rank 0 of a run with a
     /// directory. Returns the text that metrics.jsonl shows as the model's, a continuation of
@@ -145,7 +146,9 @@ class Trainer {
     }
     /// Called when a checkpoint is safe on disk, and before run() returns or throws: everything that
     /// on_step() has reported may be written.
-    void on_save(std::function<void()> callback) { callbacks_.on_save.push_back(std::move(callback)); }
+    void on_save(std::function<void()> callback) {
+        if (callback) callbacks_.on_save.push_back(std::move(callback));
+    }
     /// `stop` is called before each step, between the micro-steps of a step on the CPU, and between the
     /// batches of an evaluation. Once it returns true, the run drops the current step, saves the previous one
     /// and returns. The dropped step has changed no weights, and its data is drawn again. A step on a GPU, or

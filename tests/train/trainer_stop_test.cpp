@@ -260,7 +260,18 @@ TEST(TrainerDataFailure, WithoutADirectoryReportsThatNothingWasSaved) {
     EXPECT_EQ(message_of([&] { trainer.run(); }), "step 3: text.txt: is gone; stopped, nothing was saved");
 }
 
-// ---- Callbacks that throw ----
+// ---- Callbacks that are empty, or throw ----
+
+TEST(Trainer, DoesNotCallEmptyCallbacks) {
+    TinyRun run;
+    Trainer trainer(run.config, run.on_message);
+    trainer.on_prepare({});
+    trainer.on_step({});
+    trainer.on_part({});
+    trainer.on_save({});
+    trainer.stop_when({});
+    EXPECT_EQ(trainer.run().reason, RunSummary::Reason::finished);
+}
 
 struct ErrorOfCallback : std::runtime_error {
     using std::runtime_error::runtime_error;

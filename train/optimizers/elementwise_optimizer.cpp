@@ -57,6 +57,18 @@ std::span<const char* const> moment_names(const ElementwiseRule& rule) {
                       rule);
 }
 
+/// Refuses decays outside the range of the rules' settings.
+void check_decays(const ElementwiseRule& rule) {
+    const auto check_of = [](const auto& chosen) {
+        using setting_limits::proper_fraction;
+        if constexpr (requires { chosen.beta1; })
+            check_range("optimizer: beta1", chosen.beta1, proper_fraction);
+        if constexpr (requires { chosen.beta2; })
+            check_range("optimizer: beta2", chosen.beta2, proper_fraction);
+    };
+    std::visit(check_of, rule);
+}
+
 }  // namespace
 
 ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterStore& store,
@@ -71,6 +83,7 @@ ElementwiseOptimizer::ElementwiseOptimizer(const Context& ctx, const ParameterSt
       is_shard_(shard && !shard->is_whole),
       rule_(rule),
       storage_(storage) {
+    check_decays(rule_);
     const OptimizerShard held = shard ? *shard : whole_of(store);
     arrays_ = {.values = held.values_in(store),
                .weights = held.masters.defined() ? held.masters : held.values_in(store),

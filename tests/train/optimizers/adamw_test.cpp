@@ -251,6 +251,17 @@ TEST(AdamW, RefusesMoreRatesThanAStepPrepares) {
                 testing::ThrowsMessage<Error>(testing::HasSubstr("9 different learning rates")));
 }
 
+TEST(AdamW, RefusesDecaysOutOfTheSettingsRange) {
+    const Context ctx(Device::cpu(), 1);
+    ParameterStore store;
+    store.add("p", {2, 2}, Init::zeros());
+    store.allocate(ctx, DType::f32);
+    EXPECT_THAT([&] { ElementwiseOptimizer(ctx, store, AdamW{.beta1 = 1}); },
+                testing::ThrowsMessage<Error>("optimizer: beta1: 1; expected 0 or more, less than 1"));
+    EXPECT_THAT([&] { ElementwiseOptimizer(ctx, store, AdamW{.beta2 = 2}); },
+                testing::ThrowsMessage<Error>("optimizer: beta2: 2; expected 0 or more, less than 1"));
+}
+
 /// lr 0.5, decay 0.5, and no moments: the step is 0.5 sign(g), so all numbers are exact in binary.
 TEST(Lion, CautiousDecayKeepsWeightsThatTheStepEnlarges) {
     const Context ctx;
