@@ -57,7 +57,7 @@ TEST(Dataset, DropsTheByteOrderMarkAndKeepsLineEnds) {
 TEST(Dataset, OffsetsInErrorsCountTheByteOrderMark) {
     const TemporaryDirectory place;
     const std::string mark = "\xEF\xBB\xBF", path = place.write("t.txt", mark + "ab");
-    EXPECT_EQ(message_of([&] { load_tokens(path, Tokenizer::characters_of("bc", "t"), {}); }),
+    EXPECT_EQ(message_of([&] { load_tokens({.data = path}, Tokenizer::characters_of("bc", "t")); }),
               path + ": character U+0061 at byte offset 3 is not one of the 2 the tokenizer knows");
     place.write("t.txt", mark + "a\xFF");
     EXPECT_THAT(message_of([&] { load_dataset({.data = path}); }),
@@ -202,7 +202,7 @@ TEST(Dataset, StandardInputIsRefusedByName) {
         "token file)";
     EXPECT_EQ(message_of([&] { load_dataset({.data = "-"}); }), "data" + refusal);
     EXPECT_EQ(message_of([&] { load_dataset({.data = text, .val_data = "-"}); }), "val-data" + refusal);
-    EXPECT_EQ(message_of([&] { load_tokens("-", Tokenizer::bytes(), {}); }), "data" + refusal);
+    EXPECT_EQ(message_of([&] { load_tokens({.data = "-"}, Tokenizer::bytes()); }), "data" + refusal);
 }
 
 TEST(Dataset, TheLargerOfTwoHeaderlessFilesGivesTheVocabulary) {
