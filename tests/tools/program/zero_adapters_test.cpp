@@ -93,11 +93,12 @@ TEST_F(ZeroWithAdapters, ExportsAndSamplesAreThoseOfAWholeCheckpoint) {
             const Outcome sampled = run({"sample", out.string(), "--prompt", "The ", "--seed", "3"});
             EXPECT_EQ(sampled.exit_code, 0) << sampled.err;
             samples.push_back(sampled.out);
-            const std::string file = concat(out.string(), ".safetensors");
-            EXPECT_EQ(run({"export", out.string(), "--out", file}).exit_code, 0);
-            exports.push_back(contents_of(file));
+            const std::filesystem::path folder = out.string() + "-exported";
+            EXPECT_EQ(run({"export", out.string(), "--out", folder.string()}).exit_code, 0);
+            exports.push_back(contents_of(folder / "model.safetensors"));
         }
         EXPECT_FALSE(samples[0].empty());
+        EXPECT_FALSE(exports[0].empty());
         EXPECT_EQ(samples[0], samples[1]);
         EXPECT_TRUE(exports[0] == exports[1]);
     }
