@@ -243,7 +243,7 @@ const Row table[] = {
      "TMA"},
     {one_token.with(add_row_ranges<false>), h100, Family::sm90,
      "long queries: Hopper's asynchronous products and copies; head dim 128, with row ranges, consumers 2, "
-     "rows 128, keys 128, stages 2, stages of Q 2, in turns, single row blocks, heads in a set 6, scratch "
+     "rows 128, keys 128, stages 2, stages of Q 2, in turns, single row blocks, heads in a set 12, scratch "
      "bytes 156232; the GPU has wgmma and TMA"},
     {evoformer.with(add_row_ranges<false>).backward(), h100, Family::sm80,
      "a thread block for each block of keys; head dim 32, with row ranges and score rules, rows 64, keys "
