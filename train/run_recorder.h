@@ -37,7 +37,7 @@ class RunRecorder {
     /// Returns null for a run without a directory, and in ranks other than 0.
     RunDirectory* directory() const { return output_.directory.get(); }
     /// Returns whether this process was forked from the one that called open(). Only that one may write.
-    bool is_of_parent() const { return output_.writer && output_.writer->is_of_parent(); }
+    bool is_in_forked_child() const { return output_.writer && output_.writer->is_in_forked_child(); }
     bool writes_metrics() const { return output_.metrics != nullptr; }
 
     /// Starts the clock of wall_s(), which continues a resumed run's count.

@@ -194,8 +194,9 @@ RunSummary::Reason Trainer::train_and_save(std::int64_t stop_after) {
 
 RunSummary Trainer::run(std::int64_t stop_after) {
     check(stop_after >= 0, "stop-after: ", stop_after, "; expected a step, or 0");
-    check(!recorder_->is_of_parent(), "run: this process was forked from the one that made the Trainer, ",
-          "which alone writes to '", config_.out, "'; expected a Trainer made after the fork");
+    check(!recorder_->is_in_forked_child(),
+          "run: this process was forked from the one that made the Trainer, ", "which alone writes to '",
+          config_.out, "'; expected a Trainer made after the fork");
     check(config_.sample_every == 0 || !recorder_->writes_metrics() || callbacks_.on_sample,
           "sample-every: ", config_.sample_every,
           "; expected 0, because on_sample() has added nothing that generates text");

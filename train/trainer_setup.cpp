@@ -233,7 +233,7 @@ Trainer::Trainer(Replacement, MessageHandler on_message, std::shared_ptr<Process
 }
 
 Trainer::~Trainer() {
-    if (directory() != nullptr && !begun_ && !recorder_->is_of_parent()) directory()->discard();
+    if (directory() != nullptr && !begun_ && !recorder_->is_in_forked_child()) directory()->discard();
 }
 
 /// Collective: reads the weights that the run starts with, unless they are drawn.

@@ -86,13 +86,13 @@ SnapshotWriter::~SnapshotWriter() {
     wait();
 }
 
-bool SnapshotWriter::is_of_parent() const {
+bool SnapshotWriter::is_in_forked_child() const {
     return process_ != ::getpid();
 }
 
 void SnapshotWriter::wait() {
     if (!running_) return;
-    if (is_of_parent()) {
+    if (is_in_forked_child()) {
         // The thread is missing in a forked child and may have stopped anywhere, so nothing of it is used.
         static_cast<void>(running_.release());
         return;

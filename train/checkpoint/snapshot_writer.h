@@ -46,7 +46,7 @@ class SnapshotWriter {
 
     const CheckpointDirectory& directory() const { return directory_; }
     /// Returns whether this process was forked from the one that made the writer.
-    bool is_of_parent() const;
+    bool is_in_forked_child() const;
     /// Allocates memory for checkpoints like this one, so that the first save does not wait for the
     /// allocation. Does not read the tensors' elements.
     void reserve(const Checkpoint& like);

@@ -42,7 +42,7 @@ struct StateTensor {
     std::int64_t numbers_per_64() const {
         return layout == StateLayout::blocks ? moment_block_words : parameter_alignment;
     }
-    /// Where the numbers of one of `parameters` are in the flat state of the whole store.
+    /// Where a parameter keeps its numbers in the flat state; `parameter` is one of `parameters`.
     FlatRange numbers_of(const Parameter& parameter) const {
         return {parameter.offset() / parameter_alignment * numbers_per_64(), shape_of(parameter).elements()};
     }

@@ -53,8 +53,8 @@ struct TaskOrder {
                   in_set = index - first * parts;
         return {first + in_set % cached_heads, in_set / cached_heads};
     }
-    /// The order for row ranges. A few parts may have most of the work, as with keys that all rows see: the
-    /// longest parts of all heads precede the sets, so that none of them starts near the end of the run.
+    /// The order for row ranges. A few parts may have most of the work, as with keys that all rows see. Each
+    /// head's longest parts therefore precede the sets: none starts when few tasks are left.
     GRADTILE_HOST_DEVICE Task longest_first(int index) const {
         constexpr int share = 16;
         const int longest = (parts + share - 1) / share;
