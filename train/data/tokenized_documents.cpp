@@ -115,7 +115,7 @@ std::uint32_t crc32c_of(const DataFile& file, std::int64_t bytes) {
     std::uint32_t sum = 0;
     std::vector<std::byte> buffer(std::size_t{1} << 20);
     for (std::int64_t place = 0; place < bytes; place += std::ssize(buffer)) {
-        buffer.resize(static_cast<std::size_t>(std::min(std::ssize(buffer), bytes - place)));
+        buffer.resize(static_cast<std::size_t>(std::min<std::int64_t>(std::ssize(buffer), bytes - place)));
         file.read(place, buffer);
         sum = crc32c(buffer, sum);
     }
