@@ -162,6 +162,8 @@ Residual Transformer::forward_blocks(const Context& ctx, const Tensor& tokens, c
 Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tensor& targets, Saved& saved,
                             const ForwardOptions& options) const {
     check_tokens(tokens);
+    check(options.max_window >= 0, "transformer: max_window ", options.max_window,
+          "; expected at least 1, or 0 for no limit");
     saved.offload = options.offload;
     saved.wte = {.tokens = tokens};
     wte.start_token_sort(ctx, saved.wte);

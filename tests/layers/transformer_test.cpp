@@ -453,6 +453,7 @@ TEST(Transformer, RefusesInvalidTokensInOneLine) {
     const Tensor long_one = zeros(f.ctx, {1, 8}, DType::i32);
     EXPECT_THROW(f.model.forward(f.ctx, long_one, long_one, saved), Error);
     EXPECT_THROW(f.model.forward(f.ctx, f.tokens.slice(1, 0, 3), f.targets, saved), Error);
+    EXPECT_THROW(f.model.forward(f.ctx, f.tokens, f.targets, saved, {.max_window = -1}), Error);
     EXPECT_THROW(f.model.logits(f.ctx, zeros(f.ctx, {1, 0}, DType::i32)), Error);
     EXPECT_THROW(f.model.backward(f.ctx, Transformer::Saved{}), Error);
     const Tensor unknown = zeros(f.ctx, {1, 2}, DType::i32);
