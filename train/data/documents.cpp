@@ -31,8 +31,10 @@ bool is_binary(std::string_view begin) {
 
 enum class ByteOrder { little, big };
 
-/// Whether a file that begins so is UTF-16 or UTF-32 (units of 2 or 4 bytes): no unit is a control character
-/// or above U+10FFFF, and 1 UTF-16 unit in 16 is below U+0100. Other text has such units too, but less often.
+/// Whether a file that begins so is UTF-16 or UTF-32 (units of 2 or 4 bytes), without a mark. Fewer than 16
+/// bytes do not tell. No unit is a control character or above U+10FFFF, and of n units of UTF-16 at least
+/// 2 + n / 16 are below U+0100. If the bytes are UTF-8 as well, three in eight are below a space: each unit
+/// has such a byte except in Chinese and Japanese, whose UTF-16 is not UTF-8.
 bool is_wide_text(std::string_view begin, std::size_t unit_bytes, ByteOrder order) {
     std::size_t units = 0, latin = 0;
     for (std::size_t place = 0; place + unit_bytes <= begin.size(); place += unit_bytes, ++units) {
@@ -44,7 +46,10 @@ bool is_wide_text(std::string_view begin, std::size_t unit_bytes, ByteOrder orde
         if (unit > 0x10FFFF || (unit < ' ' && (unit < '\t' || unit > '\r'))) return false;
         latin += unit < 0x100;
     }
-    return units > 0 && (unit_bytes == 4 || 16 * latin >= units);
+    const std::size_t low = static_cast<std::size_t>(
+        std::ranges::count_if(begin, [](char c) { return static_cast<unsigned char>(c) < ' '; }));
+    return begin.size() >= 16 && (unit_bytes == 4 || latin >= 2 + units / 16) &&
+           (is_binary(begin) || 8 * low >= 3 * begin.size());
 }
 
 /// Returns the encoding's name in iconv if a file that begins so is UTF-16 or UTF-32; otherwise an empty

@@ -255,7 +255,7 @@ TEST(Documents, Utf16AndUtf32AreRefusedWithAndWithoutAByteOrderMark) {
     };
     const std::u32string ascii = U"one line\r\n",
                          cyrillic = U"\u043E\u0434\u0438\u043D \u0431\u0430\u0439\u0442\n";
-    for (const std::u32string& text : {ascii, cyrillic, ascii.substr(0, 1)})
+    for (const std::u32string& text : {ascii, cyrillic})
         for (const std::size_t unit_bytes : {2u, 4u})
             for (const bool is_big : {false, true})
                 for (const bool has_mark : {false, true}) {
@@ -270,8 +270,9 @@ TEST(Documents, Utf16AndUtf32AreRefusedWithAndWithoutAByteOrderMark) {
                                                  bytes.find('\0'), "; expected UTF-8 text (iconv -f ", name)))
                         << bytes.size() << " bytes";
                 }
-    for (const std::string& other : {std::string(64, '\0'), std::string(100, 'a') + "\0 one zero byte"s,
-                                     "\1\0\xFF\xFF\2\0"s, "\xFF\xFE no zero byte"s})
+    for (const std::string& other :
+         {std::string(64, '\0'), std::string(100, 'a') + "\0 one zero byte"s, "\1\0\xFF\xFF\2\0"s,
+          "\xFF\xFE no zero byte"s, "a\0"s, "fields of\0 even length, \0each\0\n"s})
         EXPECT_THAT(texts_in({place.write("other", other)}), ElementsAre(other)) << other.size() << " bytes";
 }
 
