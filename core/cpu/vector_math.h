@@ -1,10 +1,10 @@
 #pragma once
-/// exp, log, tanh, erf and sigmoid without branches, so that the compiler can vectorise a loop over an array.
+/// exp, log, tanh and sigmoid without branches, so that the compiler can vectorise a loop over an array.
 /// It cannot vectorise calls to libm's float functions. The double overloads call libm, because float64 is
 /// for verification, not for speed.
 ///
 /// Largest errors over all float inputs, in units in the last place (measured in
-/// tests/core/vector_math_test): exp 1.1, log 0.9, tanh 1.4, erf 1.4, sigmoid 2.5, normal 8 + x^2/2. NaN
+/// tests/core/vector_math_test): exp 1.1, log 0.9, tanh 1.4, sigmoid 2.5, normal 8 + x^2/2. NaN
 /// stays NaN; exp results below the smallest normal float are 0. Coefficients are minimax fits, in which the
 /// lowest-power coefficients were rounded to float first.
 #include <bit>
@@ -94,29 +94,6 @@ inline constexpr float ln2_low = 1.42860682030941723e-6f;
     return detail::with_sign_of(t < 0.625f ? near : far, x);
 }
 
-/// x + x p(x^2) near 0, else sign(x) (1 - e^-q(|x|)). For |x| >= 4 the result is rounded to 1 or -1.
-inline float erf(float x) {
-    const float magnitude = detail::with_sign_of(x, 1.0f), square = x * x;
-    const float t = magnitude > 4.0f ? 4.0f : magnitude;
-    float p = -5.981807481e-04f;
-    p = p * square + 4.991641268e-03f;
-    p = p * square - 2.676580474e-02f;
-    p = p * square + 1.128180474e-01f;
-    p = p * square - 3.761249483e-01f;
-    p = p * square + 1.283791512e-01f;
-    const float near = x + x * p;
-    float q = 2.114869676e-05f;
-    q = q * t - 4.350750532e-04f;
-    q = q * t + 4.174001515e-03f;
-    q = q * t - 2.512710541e-02f;
-    q = q * t + 1.082918867e-01f;
-    q = q * t + 6.333362460e-01f;
-    q = q * t + 1.129520178e+00f;
-    q = q * t - 1.757704595e-04f;
-    const float far = 1.0f - exp(-q);
-    return magnitude < 0.925f ? near : detail::with_sign_of(far, x);
-}
-
 /// 1 / (1 + e^-x)
 inline float sigmoid(float x) {
     return 1.0f / (1.0f + exp(-x));
@@ -164,9 +141,6 @@ inline double log(double x) {
 }
 inline double tanh(double x) {
     return std::tanh(x);
-}
-inline double erf(double x) {
-    return std::erf(x);
 }
 inline double sigmoid(double x) {
     return 1.0 / (1.0 + std::exp(-x));
