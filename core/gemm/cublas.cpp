@@ -77,8 +77,8 @@ const CublasLt& cublas_lt() {
     return functions;
 }
 
-void cublas_check(cublasStatus_t status, const char* what) {
-    check(status == CUBLAS_STATUS_SUCCESS, what, ": cuBLAS: ", cublas_lt().status_string(status));
+void cublas_check(cublasStatus_t status) {
+    check(status == CUBLAS_STATUS_SUCCESS, "gemm: cuBLAS: ", cublas_lt().status_string(status));
 }
 
 cudaDataType_t cublas_type(DType type) {
@@ -104,14 +104,13 @@ cublasHandle_t cublas_handle(const Context& ctx) {
     if (handle == nullptr) {
         const RelaxedCapture relaxed;
         cublasHandle_t created = nullptr;
-        cublas_check(cublas().create(&created), "gemm");
+        cublas_check(cublas().create(&created));
         handle.reset(created);
     }
-    cublas_check(cublas().set_stream(handle.get(), static_cast<cudaStream_t>(ctx.stream())), "gemm");
+    cublas_check(cublas().set_stream(handle.get(), static_cast<cudaStream_t>(ctx.stream())));
     // Called after set_stream, because set_stream resets the workspace. With this workspace, cuBLAS allocates
     // no memory, even during a capture.
-    cublas_check(cublas().set_workspace(handle.get(), ctx.gemm_state()->workspace(), gemm_workspace_bytes),
-                 "gemm");
+    cublas_check(cublas().set_workspace(handle.get(), ctx.gemm_state()->workspace(), gemm_workspace_bytes));
     return handle.get();
 }
 

@@ -77,15 +77,13 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
     const float alpha_32 = static_cast<float>(alpha), beta_32 = static_cast<float>(beta);
     const void* scale = wide ? static_cast<const void*>(&alpha) : &alpha_32;
     const void* keep = wide ? static_cast<const void*>(&beta) : &beta_32;
-    cublas_check(
-        cublas().gemm_strided_batched(
-            cublas_handle(ctx), options.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
-            options.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, to_int(c.size(-1)), to_int(c.size(-2)), to_int(k),
-            scale, b.raw_data(), cublas_type(b.dtype()), leading_dimension(b), batch_step(b), a.raw_data(),
-            cublas_type(a.dtype()), leading_dimension(a), batch_step(a), keep, c.raw_data(),
-            cublas_type(c.dtype()), leading_dimension(c), batch_step(c), to_int(c.rank() > 2 ? c.size(0) : 1),
-            wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
-        "gemm");
+    cublas_check(cublas().gemm_strided_batched(
+        cublas_handle(ctx), options.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
+        options.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, to_int(c.size(-1)), to_int(c.size(-2)), to_int(k), scale,
+        b.raw_data(), cublas_type(b.dtype()), leading_dimension(b), batch_step(b), a.raw_data(),
+        cublas_type(a.dtype()), leading_dimension(a), batch_step(a), keep, c.raw_data(),
+        cublas_type(c.dtype()), leading_dimension(c), batch_step(c), to_int(c.rank() > 2 ? c.size(0) : 1),
+        wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
 }  // namespace gradtile::cuda

@@ -49,7 +49,7 @@ class GemmState::Operation {
     Operation(const GemmProblem& p, const GemmPointers& pointers, float alpha)
         : problem(p), addresses(pointers), alpha_(alpha), beta_(p.accumulates != 0 ? 1.0f : 0.0f) {
         const auto compute = static_cast<cublasComputeType_t>(p.compute_type);
-        cublas_check(lt_.operation_init(&operation_, sizeof operation_, compute, CUDA_R_32F), "gemm");
+        cublas_check(lt_.operation_init(&operation_, sizeof operation_, compute, CUDA_R_32F));
         set(CUBLASLT_MATMUL_DESC_TRANSA, p.trans_b != 0 ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_TRANSB, p.trans_a != 0 ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<cublasLtEpilogue_t>(p.epilogue));
@@ -77,9 +77,9 @@ class GemmState::Operation {
     /// Returns the algorithms that cuBLASLt proposes for this problem; the list depends on nothing else.
     std::vector<GemmChoice> proposed(cublasLtHandle_t handle) const {
         cublasLtMatmulPreferenceOpaque_t preference;
-        cublas_check(lt_.preference_init(&preference, sizeof preference), "gemm");
+        cublas_check(lt_.preference_init(&preference, sizeof preference));
         const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, auto value) {
-            cublas_check(lt_.preference_set(&preference, attribute, &value, sizeof value), "gemm");
+            cublas_check(lt_.preference_set(&preference, attribute, &value, sizeof value));
         };
         prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{gemm_workspace_bytes});
         // Partial sums over K must not be added in a 16-bit output's type.
@@ -96,7 +96,7 @@ class GemmState::Operation {
             lt_.heuristic(handle, mutable_(operation_), mutable_(b_), mutable_(a_), mutable_(c_),
                           mutable_(c_), &preference, proposals, results, &found);
         if (refused(status)) return {};
-        cublas_check(status, "gemm");
+        cublas_check(status);
         std::vector<GemmChoice> choices;
         for (int i = 0; i < found; ++i)
             if (results[i].state == CUBLAS_STATUS_SUCCESS)
@@ -126,7 +126,7 @@ class GemmState::Operation {
                                               CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID};
         const auto get = [&](cublasLtMatmulAlgoConfigAttributes_t attribute, auto value) {
             std::size_t written = 0;
-            cublas_check(lt_.configuration(&algorithm, attribute, &value, sizeof value, &written), "gemm");
+            cublas_check(lt_.configuration(&algorithm, attribute, &value, sizeof value, &written));
             return value;
         };
         struct {
@@ -143,7 +143,7 @@ class GemmState::Operation {
     }
     template <class Value>
     void set(cublasLtMatmulDescAttributes_t attribute, const Value& value) {
-        cublas_check(lt_.operation_set(&operation_, attribute, &value, sizeof value), "gemm");
+        cublas_check(lt_.operation_set(&operation_, attribute, &value, sizeof value));
     }
 
     /// Describes a row-major matrix.
@@ -151,14 +151,12 @@ class GemmState::Operation {
                  std::int64_t columns, std::int64_t row_distance, std::int64_t step) {
         cublas_check(lt_.layout_init(&layout, sizeof layout, static_cast<cudaDataType_t>(type),
                                      static_cast<std::uint64_t>(columns), static_cast<std::uint64_t>(rows),
-                                     row_distance),
-                     "gemm");
+                                     row_distance));
         if (problem.batch == 1) return;
         const auto batch = static_cast<std::int32_t>(problem.batch);
-        cublas_check(lt_.layout_set(&layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch),
-                     "gemm");
-        cublas_check(lt_.layout_set(&layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step),
-                     "gemm");
+        cublas_check(lt_.layout_set(&layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch));
+        cublas_check(
+            lt_.layout_set(&layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &step, sizeof step));
     }
 
     /// cuBLASLt only reads descriptors, but takes pointers to non-const.
@@ -192,7 +190,7 @@ void GemmState::prepare() {
         10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
     multiprocessors_ = attribute(cudaDevAttrMultiProcessorCount);
     library_ = static_cast<std::int64_t>(cublas_lt().version());
-    cublas_check(cublas_lt().create(&handle_), "gemm");
+    cublas_check(cublas_lt().create(&handle_));
 }
 
 void GemmState::place(GemmProblem& problem) const {
@@ -229,7 +227,7 @@ bool GemmState::launch(const Operation* operation, const GemmChoice& choice,
     const cublasStatus_t status =
         operation->launch(handle_, choice.algorithm, workspace_.data(), stream, result);
     if (refused(status)) return false;
-    cublas_check(status, "gemm");
+    cublas_check(status);
     if (alternatives.after_library) alternatives.after_library();
     return true;
 }

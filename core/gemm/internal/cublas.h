@@ -49,7 +49,8 @@ const CublasLt& cublas_lt();
 /// Returns the calling thread's handle for ctx's device, with ctx's stream and workspace.
 cublasHandle_t cublas_handle(const Context& ctx);
 
-void cublas_check(cublasStatus_t status, const char* what);
+/// Throws Error "gemm: cuBLAS: DESCRIPTION" unless the status is success.
+void cublas_check(cublasStatus_t status);
 
 /// Returns cuBLAS's enumerator of a dtype. Throws Error for int32.
 cudaDataType_t cublas_type(DType type);
