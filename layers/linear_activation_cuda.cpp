@@ -23,16 +23,22 @@ Tensor half_of(const Tensor& x, int axis, int which) {
     return x.slice(axis, which * length, length);
 }
 
+/// Ways to compute a product without a fused cuBLASLt kernel. They refer to `ctx` and `operands`.
+GemmAlternatives alternatives_of(const Context& ctx, ActivationProduct product,
+                                 const ProductOperands& operands, const std::function<void()>& in_steps) {
+    return {.in_steps = in_steps,
+            .kernels = product_kernels(product, operands),
+            .run_kernel = [&ctx, product, &operands](std::uint64_t kernel) {
+                run_product(ctx, product, operands, kernel);
+            }};
+}
+
 bool run_gelu_forward(const Context& ctx, const Tensor& y, const Tensor& hidden, const Tensor& x,
                       const Tensor& weight, const Tensor& bias, const std::function<void()>& in_steps) {
     const ProductOperands operands{.a = x, .b = {weight}, .trans_b = true, .to = {hidden, y}, .bias = bias};
     return gemm_lt(ctx, y, x, weight, {.trans_b = true, .bias = bias},
-                   {.gelu = GemmFusion::Gelu::forward, .hidden = hidden},
-                   {.in_steps = in_steps,
-                    .kernels = product_kernels(ActivationProduct::gelu, operands),
-                    .run_kernel = [&](std::uint64_t kernel) {
-                        run_product(ctx, ActivationProduct::gelu, operands, kernel);
-                    }});
+                   {.kind = GemmFusion::Kind::gelu_forward, .hidden = hidden},
+                   alternatives_of(ctx, ActivationProduct::gelu, operands, in_steps));
 }
 
 bool run_swiglu_forward(const Context& ctx, const Tensor& y, const Tensor& hidden, const Tensor& x,
@@ -42,12 +48,8 @@ bool run_swiglu_forward(const Context& ctx, const Tensor& y, const Tensor& hidde
                                    .trans_b = true,
                                    .to = {half_of(hidden, 1, 0), half_of(hidden, 1, 1), y}};
     return gemm_lt(ctx, y, x, weight, {.trans_b = true},
-                   {.gated = GemmFusion::Gated::forward, .hidden = hidden},
-                   {.in_steps = in_steps,
-                    .kernels = product_kernels(ActivationProduct::swiglu, operands),
-                    .run_kernel = [&](std::uint64_t kernel) {
-                        run_product(ctx, ActivationProduct::swiglu, operands, kernel);
-                    }});
+                   {.kind = GemmFusion::Kind::gated_forward, .hidden = hidden},
+                   alternatives_of(ctx, ActivationProduct::swiglu, operands, in_steps));
 }
 
 }  // namespace
@@ -78,16 +80,13 @@ bool run_gelu_backward(const Context& ctx, const SummedGradient& into, const Ten
     const Tensor &d_hidden = into.dy, &column_sums = into.column_sums;
     const ProductOperands operands{
         .a = dy, .b = {weight}, .to = {d_hidden}, .with = {hidden}, .column_sums = column_sums};
-    const auto sum_columns = [&] {
+    GemmAlternatives alternatives =
+        alternatives_of(ctx, ActivationProduct::gelu_gradient, operands, in_steps);
+    alternatives.after_library = [&] {
         if (column_sums.defined()) cuda::sum_columns(ctx, column_sums, d_hidden);
     };
-    return gemm_lt(ctx, d_hidden, dy, weight, {}, {.gelu = GemmFusion::Gelu::backward, .hidden = hidden},
-                   {.in_steps = in_steps,
-                    .after_library = sum_columns,
-                    .kernels = product_kernels(ActivationProduct::gelu_gradient, operands),
-                    .run_kernel = [&](std::uint64_t kernel) {
-                        run_product(ctx, ActivationProduct::gelu_gradient, operands, kernel);
-                    }});
+    return gemm_lt(ctx, d_hidden, dy, weight, {}, {.kind = GemmFusion::Kind::gelu_backward, .hidden = hidden},
+                   alternatives);
 }
 
 bool run_swiglu_backward(const Context& ctx, const Tensor& d_hidden, const Tensor& dy, const Tensor& weight,
@@ -97,12 +96,9 @@ bool run_swiglu_backward(const Context& ctx, const Tensor& d_hidden, const Tenso
                                    .b = {weight},
                                    .to = {half_of(d_hidden, 1, 0), half_of(d_hidden, 1, 1)},
                                    .with = {half_of(hidden, 1, 0), half_of(hidden, 1, 1)}};
-    return gemm_lt(ctx, d_activated, dy, weight, {}, {.gated = GemmFusion::Gated::backward, .hidden = hidden},
-                   {.in_steps = in_steps,
-                    .kernels = product_kernels(ActivationProduct::swiglu_gradient, operands),
-                    .run_kernel = [&](std::uint64_t kernel) {
-                        run_product(ctx, ActivationProduct::swiglu_gradient, operands, kernel);
-                    }});
+    return gemm_lt(ctx, d_activated, dy, weight, {},
+                   {.kind = GemmFusion::Kind::gated_backward, .hidden = hidden},
+                   alternatives_of(ctx, ActivationProduct::swiglu_gradient, operands, in_steps));
 }
 
 }  // namespace

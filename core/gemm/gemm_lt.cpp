@@ -24,15 +24,17 @@ std::int64_t alignment_of(const void* address) {
 }
 
 std::int64_t epilogue_of(const GemmOptions& options, const GemmFusion& fusion) {
-    if (fusion.gated != GemmFusion::Gated::none)
-        return first_own_epilogue + (fusion.gated == GemmFusion::Gated::backward ? 1 : 0);
-    switch (fusion.gelu) {
-        case GemmFusion::Gelu::forward:
-            return options.bias.defined() ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-        case GemmFusion::Gelu::backward:
-            return CUBLASLT_EPILOGUE_DGELU;
-        case GemmFusion::Gelu::none:
+    switch (fusion.kind) {
+        case GemmFusion::Kind::none:
             break;
+        case GemmFusion::Kind::gelu_forward:
+            return options.bias.defined() ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+        case GemmFusion::Kind::gelu_backward:
+            return CUBLASLT_EPILOGUE_DGELU;
+        case GemmFusion::Kind::gated_forward:
+            return first_own_epilogue;
+        case GemmFusion::Kind::gated_backward:
+            return first_own_epilogue + 1;
     }
     return options.bias.defined() ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }

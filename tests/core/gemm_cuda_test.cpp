@@ -82,7 +82,7 @@ TEST_F(GemmOnCuda, GeluForwardIsAsAccurateAsTwoOperators) {
         GemmOptions options{.trans_b = true, .alpha = 1.0};
         if (with_bias) options.bias = b;
         const bool fused =
-            cuda::gemm_lt(ctx(), y, x, w, options, {.gelu = GemmFusion::Gelu::forward, .hidden = h});
+            cuda::gemm_lt(ctx(), y, x, w, options, {.kind = GemmFusion::Kind::gelu_forward, .hidden = h});
         EXPECT_TRUE(fused || !must_fuse) << type << ' ' << rows << 'x' << out << 'x' << in;
         if (!fused) continue;
         const auto xs = to_host(ctx(), x), ws = to_host(ctx(), w), bs = to_host(ctx(), b);
@@ -115,7 +115,7 @@ TEST_F(GemmOnCuda, GeluBackwardIsAsAccurateAsTwoOperators) {
         const Tensor h = randn(ctx(), {rows, out}, type, Seed{3});
         const Tensor dh = poisoned({rows, out}, type);
         const bool fused =
-            cuda::gemm_lt(ctx(), dh, dy, w, {}, {.gelu = GemmFusion::Gelu::backward, .hidden = h});
+            cuda::gemm_lt(ctx(), dh, dy, w, {}, {.kind = GemmFusion::Kind::gelu_backward, .hidden = h});
         EXPECT_TRUE(fused || !must_fuse) << type << ' ' << rows << 'x' << out << 'x' << in;
         if (!fused) continue;
         const auto dys = to_host(ctx(), dy), ws = to_host(ctx(), w), hs = to_host(ctx(), h);

@@ -11,15 +11,12 @@ namespace gradtile::cuda {
 /// have the same 16-bit type. cuBLASLt could also sum columns for bias gradients, but this takes up to twice
 /// as long as a separate pass over the matrix (bench/results/2026-11-21-h200-gemm.md).
 struct GemmFusion {
-    enum class Gelu { none, forward, backward };
-    /// A gated activation over gate and up, which are adjacent in a row. cuBLASLt cannot fuse such
-    /// activations, so only alternatives compute them. forward: hidden = the product, c = activation(hidden).
-    /// backward: c = the gradient with respect to hidden, where the product is the gradient with respect to
-    /// activation(hidden).
-    enum class Gated { none, forward, backward };
-    Gelu gelu = Gelu::none;
-    Gated gated = Gated::none;
-    /// forward: hidden = the product (with bias), c = gelu(hidden). backward: c = product * gelu'(hidden).
+    /// forward: hidden = the product (with bias), c = activation(hidden). backward: c = the gradient with
+    /// respect to hidden, where the product is the gradient with respect to activation(hidden). A gated
+    /// activation has gate and up in adjacent halves of a row; cuBLASLt cannot fuse it, so only alternatives
+    /// compute it.
+    enum class Kind { none, gelu_forward, gelu_backward, gated_forward, gated_backward };
+    Kind kind = Kind::none;
     Tensor hidden = {};
 };
 
