@@ -3,10 +3,10 @@
 #include <limits>
 
 #include <gradtile/core/cuda/internal/tensor_map.h>
+#include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_candidates.h>
 #include <gradtile/core/gemm/internal/hopper_kernels.h>
 #include <gradtile/core/gemm/internal/hopper_tiles.h>
-#include <gradtile/core/gemm/internal/symmetric_backend.h>
 #include <gradtile/core/internal/cuda_check.h>
 
 namespace gradtile::cuda {
@@ -68,10 +68,6 @@ const char* why_not_hopper_product(const ProductOperands& operands) {
 std::span<const std::uint64_t> hopper_product_kernels(const ProductOperands& operands) {
     if (why_not_hopper_product(operands) != nullptr) return {};
     return compiled_product_kernels(operands);
-}
-
-void run_hopper_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
-    run_compiled_product(ctx, operands, kernel);
 }
 
 bool symmetric_product(const Context& ctx, const Tensor& result, const Tensor& x,

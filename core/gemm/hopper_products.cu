@@ -26,7 +26,7 @@ std::span<const std::uint64_t> compiled_product_kernels(const ProductOperands& o
         operands, []<class Kernels>(Kernels) { return std::span<const std::uint64_t>(Kernels::numbers); });
 }
 
-void run_compiled_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
+void run_hopper_product(const Context& ctx, const ProductOperands& operands, std::uint64_t kernel) {
     visit_kernels(operands, [&]<class Kernels>(Kernels) { Kernels::run(ctx, operands, kernel); });
 }
 

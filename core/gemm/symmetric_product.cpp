@@ -1,6 +1,6 @@
 #include <gradtile/core/gemm/symmetric_product.h>
 
-#include <gradtile/core/gemm/internal/symmetric_backend.h>
+#include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/internal/overlap.h>
 
 namespace gradtile {
