@@ -72,7 +72,7 @@ std::int64_t few_rows_columns(const GemmBlock& product, std::size_t element_byte
     const std::int64_t row_bytes = product.k * static_cast<std::int64_t>(element_bytes);
     const std::int64_t columns =
         std::max(ceil_div(product.n, blocks_of_thread * threads), ceil_div(smallest_block, row_bytes));
-    return ceil_div(columns, cache_line) * cache_line;
+    return rounded_up(columns, cache_line);
 }
 
 ForcedFewRowsKernels::ForcedFewRowsKernels(const FewRowsKernels* kernels) {

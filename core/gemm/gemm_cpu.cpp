@@ -37,8 +37,8 @@ constexpr BlockShape block_shape(std::int64_t m, std::int64_t n, std::int64_t k,
     constexpr std::int64_t enough_blocks = 4, smallest_work = std::int64_t{4} << 20;
     std::int64_t row_parts = 1, column_parts = 1;
     for (;;) {
-        const BlockShape block{row_parts == 1 ? m : ceil_div(ceil_div(m, row_parts), 16) * 16,
-                               column_parts == 1 ? n : ceil_div(ceil_div(n, column_parts), 16) * 16};
+        const BlockShape block{row_parts == 1 ? m : rounded_up(ceil_div(m, row_parts), 16),
+                               column_parts == 1 ? n : rounded_up(ceil_div(n, column_parts), 16)};
         const bool too_long = block.rows > largest.rows || block.columns > largest.columns;
         const bool too_large = block.rows * block.columns > largest.rows * largest.columns;
         const bool too_few = batch * row_parts * column_parts < enough_blocks;
@@ -135,7 +135,7 @@ struct Operand {
 
     explicit Operand(const Tensor& x)
         : data(x.data<std::remove_const_t<T>>()),
-          ld(x.size(-2) > 1 ? x.stride(-2) : std::max<std::int64_t>(1, x.size(-1))),
+          ld(row_distance(x)),
           inner_batch(x.rank() > 2 ? x.size(-3) : 1),
           outer_step(x.rank() > 3 ? x.stride(-4) : 0),
           inner_step(x.rank() > 2 ? x.stride(-3) : 0) {}

@@ -17,11 +17,7 @@ int to_int(std::int64_t value) {
 }
 
 int leading_dimension(const Tensor& x) {
-    return to_int(x.size(-2) > 1 ? x.stride(-2) : std::max<std::int64_t>(1, x.size(-1)));
-}
-
-std::int64_t batch_step(const Tensor& x) {
-    return x.rank() > 2 ? x.stride(0) : 0;
+    return to_int(row_distance(x));
 }
 
 /// Computes the product by one kernel that also adds the bias. Returns false if there is no such kernel.
@@ -80,10 +76,11 @@ void gemm(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor& b,
     cublas_check(cublas().gemm_strided_batched(
         cublas_handle(ctx), options.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
         options.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, to_int(c.size(-1)), to_int(c.size(-2)), to_int(k), scale,
-        b.raw_data(), cublas_type(b.dtype()), leading_dimension(b), batch_step(b), a.raw_data(),
-        cublas_type(a.dtype()), leading_dimension(a), batch_step(a), keep, c.raw_data(),
-        cublas_type(c.dtype()), leading_dimension(c), batch_step(c), to_int(c.rank() > 2 ? c.size(0) : 1),
-        wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+        b.raw_data(), cublas_type(b.dtype()), leading_dimension(b), matrix_distance(b), a.raw_data(),
+        cublas_type(a.dtype()), leading_dimension(a), matrix_distance(a), keep, c.raw_data(),
+        cublas_type(c.dtype()), leading_dimension(c), matrix_distance(c),
+        to_int(c.rank() > 2 ? c.size(0) : 1), wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
+        CUBLAS_GEMM_DEFAULT));
 }
 
 }  // namespace gradtile::cuda

@@ -5,18 +5,11 @@
 #include <limits>
 
 #include <gradtile/core/gemm/internal/cublas.h>
+#include <gradtile/core/gemm/internal/gemm_backend.h>
 #include <gradtile/core/gemm/internal/gemm_state.h>
 
 namespace gradtile::cuda {
 namespace {
-
-std::int64_t distance_of_rows(const Tensor& x) {
-    return x.size(-2) > 1 ? x.stride(-2) : std::max<std::int64_t>(1, x.size(-1));
-}
-
-std::int64_t distance_of_matrices(const Tensor& x) {
-    return x.rank() > 2 ? x.stride(0) : 0;
-}
 
 /// The largest power of two up to 256 that divides an address; 256 for a null pointer.
 std::int64_t alignment_of(const void* address) {
@@ -61,13 +54,13 @@ bool gemm_lt(const Context& ctx, const Tensor& c, const Tensor& a, const Tensor&
         .out_type = cublas_type(c.dtype()),
         .bias_type = bias.defined() ? cublas_type(bias.dtype()) : 0,
         .compute_type = to_tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
-        .a_row = distance_of_rows(a),
-        .b_row = distance_of_rows(b),
-        .c_row = distance_of_rows(c),
-        .hidden_row = hidden.defined() ? distance_of_rows(hidden) : 0,
-        .a_step = distance_of_matrices(a),
-        .b_step = distance_of_matrices(b),
-        .c_step = distance_of_matrices(c),
+        .a_row = row_distance(a),
+        .b_row = row_distance(b),
+        .c_row = row_distance(c),
+        .hidden_row = hidden.defined() ? row_distance(hidden) : 0,
+        .a_step = matrix_distance(a),
+        .b_step = matrix_distance(b),
+        .c_step = matrix_distance(c),
         .a_alignment = alignment_of(a.raw_data()),
         .b_alignment = alignment_of(b.raw_data()),
         .c_alignment = alignment_of(c.raw_data()),
