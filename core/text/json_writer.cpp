@@ -133,10 +133,7 @@ void JsonWriter::write(const JsonValue& value) {
 void JsonWriter::append_long(std::string_view text) {
     while (buffer_.size() + text.size() > piece_bytes) {
         std::size_t end = std::min(text.size(), piece_bytes);
-        const auto is_inside_character = [&] {
-            return (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80;
-        };
-        while (end < text.size() && end > 0 && is_inside_character()) --end;
+        while (end < text.size() && end > 0 && continues_character(text[end])) --end;
         append(text.substr(0, end));
         text.remove_prefix(end);
         finish();

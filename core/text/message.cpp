@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <filesystem>
 #include <new>
 #include <vector>
 
 #include <gradtile/core/check.h>
+#include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/utf8.h>
 
 namespace gradtile {
@@ -34,12 +34,6 @@ bool is_escaped(char32_t c) {
     return false;
 }
 
-std::string hexadecimal(const char* format, unsigned value) {
-    char text[16];
-    std::snprintf(text, sizeof text, format, value);
-    return text;
-}
-
 std::string escape(char32_t c) {
     switch (c) {
         case '\n':
@@ -55,10 +49,9 @@ std::string escape(char32_t c) {
         default:
             break;
     }
-    if (c < 0x10000) return hexadecimal("\\u%04x", c);
-    const char32_t offset = c - 0x10000;  // JSON escapes such characters as UTF-16 surrogate pairs
-    return hexadecimal("\\u%04x", 0xD800 + (offset >> 10)) +
-           hexadecimal("\\u%04x", 0xDC00 + (offset & 0x3FF));
+    if (c < 0x10000) return formatted("\\u%04x", static_cast<unsigned>(c));
+    const unsigned offset = c - 0x10000;  // JSON escapes such characters as UTF-16 surrogate pairs
+    return formatted("\\u%04x\\u%04x", 0xD800 + (offset >> 10), 0xDC00 + (offset & 0x3FF));
 }
 
 /// Removes the first character from `rest` and returns its printable form.
@@ -67,7 +60,7 @@ std::string take_shown(std::string_view& rest, bool multiline) {
     const std::size_t length = c.length == 0 ? 1 : static_cast<std::size_t>(c.length);
     const std::string_view bytes = rest.substr(0, length);
     rest.remove_prefix(length);
-    if (c.length == 0) return hexadecimal("\\x%02x", static_cast<unsigned char>(bytes.front()));
+    if (c.length == 0) return formatted("\\x%02x", static_cast<unsigned char>(bytes.front()));
     const bool stays = !is_escaped(c.value) || (multiline && (c.value == '\n' || c.value == '\t'));
     return stays ? std::string(bytes) : escape(c.value);
 }
@@ -75,7 +68,7 @@ std::string take_shown(std::string_view& rest, bool multiline) {
 /// Counts the characters in valid UTF-8.
 std::size_t length_of(std::string_view text) {
     return static_cast<std::size_t>(
-        std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
+        std::ranges::count_if(text, [](char byte) { return !continues_character(byte); }));
 }
 
 /// Removes characters from `rest` while their printable forms fit into `max_characters`; returns these forms.
@@ -97,7 +90,7 @@ std::string last_shown(std::size_t max_characters, std::string_view text, bool m
     // A character has at most 4 bytes. The cut may split a character, so its remaining bytes are removed,
     // too.
     if (text.size() > 4 * max_characters) text.remove_prefix(text.size() - 4 * max_characters);
-    for (int i = 0; i < 3 && !text.empty() && (text.front() & 0xC0) == 0x80; ++i) text.remove_prefix(1);
+    for (int i = 0; i < 3 && !text.empty() && continues_character(text.front()); ++i) text.remove_prefix(1);
     std::vector<std::string> pieces;
     while (!text.empty()) pieces.push_back(take_shown(text, multiline));
     std::string shown;
