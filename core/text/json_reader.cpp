@@ -209,7 +209,7 @@ void JsonBuilder::end() {
                            : JsonValue(std::move(closed.elements)));
 }
 
-void JsonBuilder::add(JsonValue value) {
+void JsonBuilder::scalar(JsonValue value) {
     count();
     place(std::move(value));
 }

@@ -65,7 +65,7 @@ JsonValue parse_json_or_null(std::string_view text);
 /// Builds a value, with parse_json's limits.
 class JsonBuilder final : public JsonHandler {
   public:
-    void scalar(JsonValue value) override { add(std::move(value)); }
+    void scalar(JsonValue value) override;
     void name(std::string name) override { open_.back().name = std::move(name); }
     void begin_array() override { begin(false); }
     void begin_object() override { begin(true); }
@@ -84,7 +84,6 @@ class JsonBuilder final : public JsonHandler {
     };
     void begin(bool is_object);
     void count();
-    void add(JsonValue value);
     void place(JsonValue value);
 
     std::vector<Open> open_;  // the open arrays and objects, from the outermost to the innermost

@@ -80,14 +80,6 @@ double JsonValue::number() const {
     return std::get<double>(value_);
 }
 
-std::int64_t JsonValue::signed_integer() const {
-    return std::get<std::int64_t>(value_);
-}
-
-std::uint64_t JsonValue::unsigned_integer() const {
-    return std::get<std::uint64_t>(value_);
-}
-
 const std::string& JsonValue::text() const {
     if (!is_string()) refuse_type("a string");
     return *std::get<std::unique_ptr<std::string>>(value_);

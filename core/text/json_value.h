@@ -125,8 +125,8 @@ class JsonValue {
 
   private:
     const JsonValue& element(std::size_t index) const;
-    std::int64_t signed_integer() const;
-    std::uint64_t unsigned_integer() const;
+    std::int64_t signed_integer() const { return std::get<std::int64_t>(value_); }
+    std::uint64_t unsigned_integer() const { return std::get<std::uint64_t>(value_); }
     [[noreturn]] void refuse_type(std::string_view expected) const;
 
     // Integers that are not negative are unsigned. Larger types are behind a pointer, so that a number array
