@@ -14,17 +14,11 @@
 namespace gradtile {
 namespace {
 
-struct FileStatus {
-    mode_t mode;
-    std::int64_t size;
-    std::int64_t changed;
-};
-
-FileStatus status_of(const Descriptor& file, const std::string& path) {
+struct stat status_of(const Descriptor& file, const std::string& path) {
     struct stat status {};
     const int result = ::fstat(*file, &status);
     check(result == 0, path, ": cannot be examined: ", std::strerror(errno));
-    return {status.st_mode, status.st_size, os::modification_time(status)};
+    return status;
 }
 
 Descriptor opened(const std::string& path) {
@@ -41,11 +35,11 @@ Descriptor opened(const std::string& path) {
 }  // namespace
 
 DataFile::DataFile(const std::string& path) : path_(path), file_(opened(path)) {
-    const FileStatus status = status_of(file_, path_);
-    check(!S_ISDIR(status.mode), path_, ": is a directory; expected a file");
-    check(S_ISREG(status.mode), path_, ": is not a regular file");
-    size_ = status.size;
-    changed_ = status.changed;
+    const struct stat status = status_of(file_, path_);
+    check(!S_ISDIR(status.st_mode), path_, ": is a directory; expected a file");
+    check(S_ISREG(status.st_mode), path_, ": is not a regular file");
+    size_ = status.st_size;
+    changed_ = os::modification_time(status);
 }
 
 void DataFile::read(std::int64_t offset, std::span<std::byte> out) const {
@@ -66,12 +60,12 @@ void DataFile::read(std::int64_t offset, std::span<std::byte> out) const {
 }
 
 bool DataFile::was_modified() const {
-    const FileStatus status = status_of(file_, path_);
-    return status.size != size_ || status.changed != changed_;
+    const struct stat status = status_of(file_, path_);
+    return status.st_size != size_ || os::modification_time(status) != changed_;
 }
 
 void DataFile::require_same_size() const {
-    const std::int64_t size = status_of(file_, path_).size;
+    const std::int64_t size = status_of(file_, path_).st_size;
     check(size == size_, path_, ": ends at byte ", size, "; expected ", size_,
           " (it was changed while it was read)");
 }

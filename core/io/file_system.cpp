@@ -19,27 +19,24 @@
 #include <gradtile/core/io/file_system.h>
 #include <gradtile/core/os/internal/operating_system.h>
 #include <gradtile/core/text/hexadecimal.h>
+#include <gradtile/core/text/with_source.h>
 
 namespace gradtile {
 
 namespace {
 
 template <class Result>
-std::int64_t or_errno(Result result) {
-    return result < 0 ? -std::int64_t{errno} : static_cast<std::int64_t>(result);
-}
-template <class Result>
-int or_errno_int(Result result) {
-    return static_cast<int>(or_errno(result));
+Result or_errno(Result result) {
+    return result < 0 ? -errno : result;
 }
 
 }  // namespace
 
 int FileSystem::open(const std::filesystem::path& path, int flags, int mode) {
-    return or_errno_int(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode));
+    return or_errno(::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK, mode));
 }
 int FileSystem::close(int file) {
-    return or_errno_int(::close(file));
+    return or_errno(::close(file));
 }
 std::int64_t FileSystem::read_at(int file, std::byte* data, std::size_t bytes, std::uint64_t offset) {
     return or_errno(::pread(file, data, bytes, static_cast<off_t>(offset)));
@@ -56,7 +53,7 @@ int FileSystem::reserve(int file, std::uint64_t bytes) {
     return os::reserve(file, bytes);
 }
 int FileSystem::truncate(int file, std::uint64_t bytes) {
-    return or_errno_int(::ftruncate(file, static_cast<off_t>(bytes)));
+    return or_errno(::ftruncate(file, static_cast<off_t>(bytes)));
 }
 std::int64_t FileSystem::free_bytes(const std::filesystem::path& path) {
     struct statvfs status {};
@@ -72,7 +69,7 @@ int FileSystem::sync(int file) {
     return os::sync(file);
 }
 int FileSystem::rename(const std::filesystem::path& from, const std::filesystem::path& to) {
-    return or_errno_int(::rename(from.c_str(), to.c_str()));
+    return or_errno(::rename(from.c_str(), to.c_str()));
 }
 int FileSystem::rename_new(const std::filesystem::path& from, const std::filesystem::path& to) {
     const int renamed = os::rename_new(from.c_str(), to.c_str());
@@ -81,7 +78,7 @@ int FileSystem::rename_new(const std::filesystem::path& from, const std::filesys
     return ::lstat(to.c_str(), &found) == 0 ? -EEXIST : rename(from, to);
 }
 int FileSystem::lock(int file) {
-    return or_errno_int(::flock(file, LOCK_EX | LOCK_NB));
+    return or_errno(::flock(file, LOCK_EX | LOCK_NB));
 }
 bool FileSystem::has_name(int file, const std::filesystem::path& path) {
     struct stat opened {};
@@ -90,17 +87,17 @@ bool FileSystem::has_name(int file, const std::filesystem::path& path) {
            opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 int FileSystem::link(const std::filesystem::path& from, const std::filesystem::path& to) {
-    return or_errno_int(::link(from.c_str(), to.c_str()));
+    return or_errno(::link(from.c_str(), to.c_str()));
 }
 bool no_links(int linked) {
     return linked == -EPERM || linked == -EOPNOTSUPP || linked == -ENOSYS || linked == -EMLINK;
 }
 int FileSystem::remove(const std::filesystem::path& path) {
-    return or_errno_int(::unlink(path.c_str()));
+    return or_errno(::unlink(path.c_str()));
 }
 
 int FileSystem::make_directory(const std::filesystem::path& path) {
-    return or_errno_int(::mkdir(path.c_str(), 0777));
+    return or_errno(::mkdir(path.c_str(), 0777));
 }
 int FileSystem::list(const std::filesystem::path& path, std::vector<std::string>& names) {
     // Not std::filesystem::directory_iterator: libstdc++'s ends the process when memory is short.
@@ -200,9 +197,12 @@ struct stat file_status_of(const OpenFile& file) {
     return status;
 }
 
-void require_regular_file(const struct stat& status) {
-    check(!S_ISDIR(status.st_mode), "is a directory; expected a file");
-    check(S_ISREG(status.st_mode), "is not a regular file");
+/// Makes a file in a directory and removes its name, so that a killed process leaves nothing.
+OpenFile unnamed_file_in(FileSystem& fs, const std::filesystem::path& directory, const char* prefix) {
+    const std::filesystem::path name = directory / concat(prefix, random_hex(8));
+    OpenFile file(fs, name, O_WRONLY | O_CREAT | O_EXCL, 0600);
+    file_check(fs.remove(name), "remove a temporary");
+    return file;
 }
 
 // O_NOFOLLOW would also refuse a link, but with the message "Too many levels of symbolic links".
@@ -230,7 +230,8 @@ OpenFile open_own_file(const std::filesystem::path& path, int flags) {
     refuse_symbolic_link(path, flags);
     OpenFile file(FileSystem::posix(), path, flags);
     const struct stat status = file_status_of(file);
-    require_regular_file(status);
+    check(!S_ISDIR(status.st_mode), "is a directory; expected a file");
+    check(S_ISREG(status.st_mode), "is not a regular file");
     check(status.st_nlink <= 1, "has ", status.st_nlink,
           " names (hard links); expected a file of this run alone");
     check(status.st_uid == ::geteuid() || status.st_uid == owner_of_new_files(path.parent_path()),
@@ -239,15 +240,11 @@ OpenFile open_own_file(const std::filesystem::path& path, int flags) {
 }
 
 std::uint32_t owner_of_new_files(const std::filesystem::path& directory) {
-    FileSystem& fs = FileSystem::posix();
-    const std::filesystem::path name = directory / concat(".lock.tmp-", random_hex(8));
-    const OpenFile file(fs, name, O_WRONLY | O_CREAT | O_EXCL, 0600);
-    file_check(fs.remove(name), "remove a temporary");
-    return file_status_of(file).st_uid;
+    return file_status_of(unnamed_file_in(FileSystem::posix(), directory, ".lock.tmp-")).st_uid;
 }
 
 std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_bytes, SymbolicLinks links) {
-    try {
+    return with_source(path.string(), [&] {
         const OpenFile file = open_regular_file(FileSystem::posix(), path, links);
         const std::uint64_t size = file.size();
         check(size <= max_bytes, size, " bytes; expected at most ", max_bytes);
@@ -265,9 +262,7 @@ std::string read_text_file(const std::filesystem::path& path, std::uint64_t max_
         }
         check(text.size() <= max_bytes, "more than ", max_bytes, " bytes; expected at most ", max_bytes);
         return text;
-    } catch (const Error& error) {
-        throw Error(concat(path.string(), ": ", error.what()), error.where());
-    }
+    });
 }
 
 TextLines::TextLines(OpenFile file, std::size_t max_bytes) : file_(std::move(file)), max_bytes_(max_bytes) {}
@@ -343,9 +338,7 @@ void sync_directory(FileSystem& fs, const std::filesystem::path& directory) {
 }
 
 void require_disk_space(FileSystem& fs, const std::filesystem::path& directory, std::uint64_t bytes) {
-    const std::filesystem::path name = directory / concat(".space.tmp-", random_hex(8));
-    const OpenFile file(fs, name, O_WRONLY | O_CREAT | O_EXCL, 0600);
-    file_check(fs.remove(name), "remove a temporary");  // a killed process leaves no file of this size
+    const OpenFile file = unnamed_file_in(fs, directory, ".space.tmp-");
     const int reserved = fs.reserve(file.descriptor(), bytes);
     if (reserved != -EOPNOTSUPP && reserved != -ENOSYS) {
         file_check(reserved, "reserve disk space");

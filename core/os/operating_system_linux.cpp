@@ -23,6 +23,16 @@ int or_errno(int result) {
     return result < 0 ? -errno : result;
 }
 
+struct ProcessMemory {
+    std::size_t program = 0, resident = 0;
+};
+ProcessMemory process_memory() {
+    ProcessMemory pages;
+    std::ifstream("/proc/self/statm") >> pages.program >> pages.resident;
+    const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+    return {pages.program * page, pages.resident * page};
+}
+
 }  // namespace
 
 int reserve(int file, std::uint64_t bytes) {
@@ -112,27 +122,12 @@ int usable_cores() {
     return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
-namespace {
-struct Pages {
-    std::size_t program = 0, resident = 0;
-
-    static Pages read() {
-        Pages pages;
-        std::ifstream("/proc/self/statm") >> pages.program >> pages.resident;
-        return pages;
-    }
-};
-std::size_t page_bytes() {
-    return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-}
-}  // namespace
-
 std::size_t resident_bytes() {
-    return Pages::read().resident * page_bytes();
+    return process_memory().resident;
 }
 
 std::size_t address_space_bytes() {
-    return Pages::read().program * page_bytes();
+    return process_memory().program;
 }
 
 std::size_t available_bytes() {
