@@ -38,6 +38,14 @@ void remove_if_stale(FileSystem& fs, const std::filesystem::path& path,
     }
 }
 
+void write_directly(const std::string& path, std::initializer_list<std::span<const std::byte>> parts) {
+    std::ofstream stream(path, std::ios::binary);
+    for (const std::span<const std::byte> part : parts)
+        stream.write(reinterpret_cast<const char*>(part.data()), static_cast<std::streamsize>(part.size()));
+    stream.close();
+    if (!stream.good()) file_check(-std::int64_t{errno}, "write");
+}
+
 }  // namespace
 
 void remove_stale_temporaries(FileSystem& fs, const std::filesystem::path& final_path,
@@ -135,18 +143,6 @@ std::optional<std::filesystem::path> DurableFile::final_path_of(const std::files
 bool DurableFile::is_temporary(const std::filesystem::path& path) {
     return path.filename().string().find(mark) != std::string::npos;
 }
-
-namespace {
-
-void write_directly(const std::string& path, std::initializer_list<std::span<const std::byte>> parts) {
-    std::ofstream stream(path, std::ios::binary);
-    for (const std::span<const std::byte> part : parts)
-        stream.write(reinterpret_cast<const char*>(part.data()), static_cast<std::streamsize>(part.size()));
-    stream.close();
-    if (!stream.good()) file_check(-std::int64_t{errno}, "write");
-}
-
-}  // namespace
 
 WholeFile::WholeFile(const std::string& path, std::initializer_list<std::span<const std::byte>> parts)
     : path_(path) {
