@@ -137,13 +137,10 @@ void ParameterStore::quantize(std::span<const Parameter> chosen, WeightFormat fo
     }
     flat_elements_ = code_words_ = 0;
     for (const Parameter& parameter : parameters_) {
-        Parameter::Entry& entry = parameter.entry();
-        std::int64_t& end = entry.format == WeightFormat::same ? flat_elements_ : code_words_;
-        entry.offset = end;
-        const std::int64_t length = entry.format == WeightFormat::same
-                                        ? entry.padded_shape.elements()
-                                        : quantized_layout(entry.format, entry.shape.elements()).words;
-        end += rounded_up(length, parameter_alignment);
+        std::int64_t& end = parameter.is_quantized() ? code_words_ : flat_elements_;
+        parameter.entry().offset = end;
+        end += rounded_up(parameter.is_quantized() ? words_of_codes(parameter) : parameter.padded_elements(),
+                          parameter_alignment);
     }
 }
 
@@ -166,7 +163,7 @@ void ParameterStore::allocate(const Context& ctx, DType dtype, const FlatOptions
         entry.dtype = dtype;
         entry.allocated = true;
         entry.has_value_block = options.value_block;
-        if (entry.format != WeightFormat::same) {
+        if (parameter.is_quantized()) {
             if (codes_.defined()) entry.codes = codes_.slice(0, entry.offset, words_of_codes(parameter));
             entry.frozen = true;
             continue;
@@ -229,10 +226,6 @@ std::int64_t ParameterStore::count() const {
     std::int64_t sum = 0;
     for (const Parameter& parameter : parameters_) sum += parameter.shape().elements();
     return sum;
-}
-
-std::int64_t ParameterStore::flat_elements() const {
-    return flat_elements_;
 }
 
 void ParameterStore::reset_gradients() const {

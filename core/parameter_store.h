@@ -76,7 +76,7 @@ class ParameterStore {
     /// How many elements the parameters have, quantized ones included, without padding.
     std::int64_t count() const;
     /// Elements per flat block, padding included.
-    std::int64_t flat_elements() const;
+    std::int64_t flat_elements() const { return flat_elements_; }
     /// Int32 words in codes().
     std::int64_t code_words() const { return code_words_; }
 

@@ -13,10 +13,21 @@ namespace gradtile {
 namespace {
 
 constexpr std::int64_t bytes_per_word = sizeof(std::int32_t);
-/// Blocks that a thread computes at once.
-constexpr std::int64_t block_grain = 512;
 
 using BlockCodes = std::array<std::uint8_t, quantized_block>;
+
+/// Calls body(block, first element, elements of the block) for all blocks.
+template <class Body>
+void for_blocks(const Context& ctx, std::int64_t elements, const Body& body) {
+    constexpr std::int64_t grain = 512;
+    parallel_ranges(ctx, ceil_div(elements, quantized_block), grain,
+                    [&](std::int64_t begin, std::int64_t end) {
+                        for (std::int64_t block = begin; block < end; ++block) {
+                            const std::int64_t first = block * quantized_block;
+                            body(block, first, std::min(quantized_block, elements - first));
+                        }
+                    });
+}
 
 void check_operands(const Context& ctx, const char* op, const Tensor& words, const Tensor& weights,
                     WeightFormat format) {
@@ -152,21 +163,16 @@ void quantize_weights(const Context& ctx, const Tensor& words, const Tensor& wei
     const std::int64_t bytes_per_block = layout.scales * bytes_per_word / std::max<std::int64_t>(1, blocks);
     const std::array<float, 16> values = nf4_values();
     std::vector<float> scales(static_cast<std::size_t>(blocks));
-    visit_floating(weights.dtype(), [&](auto tag) {
-        using Weight = typename decltype(tag)::type;
+    visit_floating(weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
         const Weight* const from = weights.data<Weight>();
-        parallel_ranges(ctx, blocks, block_grain, [&](std::int64_t begin, std::int64_t end) {
-            for (std::int64_t block = begin; block < end; ++block) {
-                const std::int64_t first = block * quantized_block;
-                const std::int64_t count = std::min(quantized_block, elements - first);
-                std::array<float, quantized_block> x{};
-                for (std::int64_t i = 0; i < count; ++i)
-                    x[static_cast<std::size_t>(i)] = convert<float>(from[first + i]);
-                std::uint8_t* const own = codes + block * bytes_per_block;
-                scales[static_cast<std::size_t>(block)] =
-                    format == WeightFormat::nf4 ? quantize_nf4_block(values, x.data(), count, own)
-                                                : quantize_int8_block(x.data(), count, own);
-            }
+        for_blocks(ctx, elements, [&](std::int64_t block, std::int64_t first, std::int64_t count) {
+            std::array<float, quantized_block> x{};
+            for (std::int64_t i = 0; i < count; ++i)
+                x[static_cast<std::size_t>(i)] = convert<float>(from[first + i]);
+            std::uint8_t* const own = codes + block * bytes_per_block;
+            scales[static_cast<std::size_t>(block)] = format == WeightFormat::nf4
+                                                          ? quantize_nf4_block(values, x.data(), count, own)
+                                                          : quantize_int8_block(x.data(), count, own);
         });
     });
     if (format == WeightFormat::nf4) {
@@ -186,18 +192,6 @@ void dequantize_weights(const Context& ctx, const Tensor& weights, const Tensor&
 
 namespace cpu {
 namespace {
-
-/// Calls body(block, first element, elements of the block) for all blocks.
-template <class Body>
-void for_blocks(const Context& ctx, std::int64_t elements, const Body& body) {
-    parallel_ranges(ctx, ceil_div(elements, quantized_block), block_grain,
-                    [&](std::int64_t begin, std::int64_t end) {
-                        for (std::int64_t block = begin; block < end; ++block) {
-                            const std::int64_t first = block * quantized_block;
-                            body(block, first, std::min(quantized_block, elements - first));
-                        }
-                    });
-}
 
 template <class Weight>
 void dequantize_nf4(const Context& ctx, Weight* weights, const std::int32_t* words, std::int64_t elements) {
@@ -231,8 +225,7 @@ void dequantize_int8(const Context& ctx, Weight* weights, const std::int32_t* wo
 }  // namespace
 
 void dequantize_weights(const Context& ctx, const Tensor& weights, const Tensor& words, WeightFormat format) {
-    visit_floating(weights.dtype(), [&](auto tag) {
-        using Weight = typename decltype(tag)::type;
+    visit_floating(weights.dtype(), [&]<class Weight>(TypeTag<Weight>) {
         auto* const to = weights.data<Weight>();
         const auto* const from = words.data<std::int32_t>();
         if (format == WeightFormat::nf4) {
