@@ -4,7 +4,6 @@
 ///     const auto report = gradient_check(ctx, my_attention, {q, k, v});
 ///     std::cout << report;                  // one line per input
 ///     EXPECT_TRUE(gradient_check_layer(ctx, layer, x, store.parameters()).ok());
-#include <concepts>
 #include <functional>
 #include <iosfwd>
 #include <span>

@@ -1,5 +1,4 @@
 // Matrix products on the GPU: cuBLASLt, or cuBLAS for float64 and when cuBLASLt has no kernel.
-#include <algorithm>
 #include <limits>
 
 #include <gradtile/core/gemm/internal/cublas.h>

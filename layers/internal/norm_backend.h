@@ -1,7 +1,6 @@
 #pragma once
 /// The CPU and CUDA implementations behind norm.h. An undefined mean selects RMSNorm.
 #include <gradtile/core/internal/cuda_function.h>
-#include <gradtile/layers/column_sums.h>
 #include <gradtile/layers/norm.h>
 
 namespace gradtile {

@@ -5,6 +5,7 @@
 #include <gradtile/layers/transformer/initialization.h>
 
 namespace gradtile {
+
 Mlp::Mlp(ParameterStore& parameters, const std::string& name, const ModelConfig& config,
          const TrainingOptions& training)
     : activation(config.activation) {
@@ -21,19 +22,9 @@ Tensor Mlp::activated(const Context& ctx, const Tensor& hidden) const {
     return ActivationLayer{activation}.forward(ctx, hidden, saved);
 }
 
-/// Whether `up` and the activation are one operator. With an adapter they are not, because the adapter's term
-/// must be added before the activation.
-bool Mlp::fuses_forward() const {
-    return !up.adapter;
-}
-/// Whether down's and the activation's backward passes are one operator.
-bool Mlp::fuses_backward() const {
-    return !down.adapter;
-}
-
 void Mlp::forward_hidden(const Context& ctx, const Normed& normed, Saved& saved) const {
     check(normed.x.rank() >= 1, "mlp: x is ", normed.x, "; expected [.., ", up.in_features(), ']');
-    if (!fuses_forward()) {
+    if (up.adapter) {  // the adapter's term must be added before the activation
         saved.hidden = up.forward(ctx, normed, saved.up);
         saved.down.x = activated(ctx, saved.hidden);
     } else if (const std::optional<Tensor> y = up.forward_in_one_kernel(ctx, normed, activation)) {
@@ -66,7 +57,7 @@ Tensor Mlp::backward(const Context& ctx, const SummedGradient& dy, const Saved& 
     Linear::Saved at_down = saved.down;
     if (!at_down.x.defined() && down.backward_needs_x()) at_down.x = activated(ctx, saved.hidden);
     SummedGradient d_hidden;
-    if (!fuses_backward()) {
+    if (down.adapter) {
         const Tensor d_activated = down.backward(ctx, dy, at_down);
         at_down = {};  // frees a recomputed activation before d_hidden is allocated
         down.notify_complete(hooks);

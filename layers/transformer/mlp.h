@@ -36,8 +36,6 @@ struct Mlp {
                     const BackwardHooks& hooks = {}) const;
 
   private:
-    bool fuses_forward() const;
-    bool fuses_backward() const;
     Tensor activated(const Context& ctx, const Tensor& hidden) const;
 };
 

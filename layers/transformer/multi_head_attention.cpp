@@ -8,18 +8,6 @@
 #include <gradtile/layers/transformer/internal/key_offset.h>
 
 namespace gradtile {
-namespace {
-
-void add_gradient(const Context& ctx, const Parameter& parameter, const Tensor& contribution) {
-    const GradientTarget target = parameter.begin_gradient_write();
-    if (target.accumulates()) {
-        axpy(ctx, target.grad, 1.0, contribution);
-    } else {
-        copy(ctx, target.grad, contribution);
-    }
-}
-
-}  // namespace
 
 MultiHeadAttention::MultiHeadAttention(ParameterStore& parameters, const std::string& name,
                                        const ModelConfig& config, std::int64_t layer_number,
@@ -97,24 +85,18 @@ Rope::Angles MultiHeadAttention::angles_at(const Context& ctx, const TokenPositi
                                     : rope->angles_from(ctx, positions.start, length, dtype);
 }
 
-/// The norm of every head, and the rotation of whole heads.
+/// The norm of every head, and the rotation of whole heads: transform_heads() cannot rotate a part of a head.
 HeadTransform MultiHeadAttention::transform_of(const Rope::Angles& angles) const {
     HeadTransform transform{.queries = heads, .epsilon = norm_epsilon};
-    if (transform_rotates()) transform.angles = angles;
-    if (!normalises_heads()) return transform;
+    if (qk_norm == QkNorm::projection) return transform;
+    if (rope && rope->head_dim() == head_dim) transform.angles = angles;
+    if (!qk_norm) return transform;
     transform.without_gain = *qk_norm == QkNorm::head_without_gain;
     if (transform.without_gain) return transform;
     transform.q_weight = q_norm->weight.value();
     transform.k_weight = k_norm->weight.value();
     transform.weight_offset = q_norm->weight_offset;
     return transform;
-}
-
-/// Normalises all heads of a token together: x [B,T,H,D] as [B,T,H*D].
-Tensor MultiHeadAttention::normalised_projection(const Context& ctx, const RMSNorm& norm, const Tensor& x,
-                                                 RMSNorm::Saved& saved) const {
-    return norm.forward(ctx, x.reshape({x.size(0), x.size(1), x.size(2) * head_dim}), saved)
-        .reshape(x.shape());
 }
 
 /// Rotates the first columns of x [B,T,H,D] in place.
@@ -128,9 +110,12 @@ MultiHeadAttention::QueriesAndKeys MultiHeadAttention::transformed(const Context
                                                                    const Rope::Angles& angles,
                                                                    Saved& saved) const {
     if (qk_norm == QkNorm::projection) {
-        const Tensor q = normalised_projection(ctx, *q_norm, projected.slice(2, 0, heads), saved.q_norm);
-        const Tensor k =
-            normalised_projection(ctx, *k_norm, projected.slice(2, heads, kv_heads), saved.k_norm);
+        const auto normalised = [&](const RMSNorm& norm, const Tensor& x, RMSNorm::Saved& saved_norm) {
+            const Shape together{x.size(0), x.size(1), x.size(2) * head_dim};  // all heads of a token
+            return norm.forward(ctx, x.reshape(together), saved_norm).reshape(x.shape());
+        };
+        const Tensor q = normalised(*q_norm, projected.slice(2, 0, heads), saved.q_norm);
+        const Tensor k = normalised(*k_norm, projected.slice(2, heads, kv_heads), saved.k_norm);
         rotate(ctx, q, angles);
         rotate(ctx, k, angles);
         return {q, k};
@@ -330,7 +315,12 @@ Tensor MultiHeadAttention::backward(const Context& ctx, const SummedGradient& gr
     }
     d_o = {};
     if (trains_sinks) {
-        add_gradient(ctx, sinks, d_sink);
+        const GradientTarget target = sinks.begin_gradient_write();
+        if (target.accumulates()) {
+            axpy(ctx, target.grad, 1.0, d_sink);
+        } else {
+            copy(ctx, target.grad, d_sink);
+        }
         notify_gradients_complete(hooks, sinks);
     }
     offset_keys_backward(ctx, dk, {offset_columns, layer}, saved.pass);

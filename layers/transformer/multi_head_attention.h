@@ -115,14 +115,7 @@ struct MultiHeadAttention {
     Tensor attend(const Context& ctx, const CachedPass& pass, const Heads& heads, Saved& saved) const;
     Tensor attend(const Context& ctx, const StepPass& pass, const Heads& heads, Saved& saved) const;
     Tensor heads_of(const Tensor& packed, std::int64_t first, std::int64_t count) const;
-    bool normalises_heads() const { return qk_norm && *qk_norm != QkNorm::projection; }
-    /// Whether transform_heads() rotates: it cannot rotate a part of a head.
-    bool transform_rotates() const {
-        return rope && rope->head_dim() == head_dim && qk_norm != QkNorm::projection;
-    }
     HeadTransform transform_of(const Rope::Angles& angles) const;
-    Tensor normalised_projection(const Context& ctx, const RMSNorm& norm, const Tensor& heads,
-                                 RMSNorm::Saved& saved) const;
     void rotate(const Context& ctx, const Tensor& heads, const Rope::Angles& angles) const;
     QueriesAndKeys transformed(const Context& ctx, const Tensor& projected, const Rope::Angles& angles,
                                Saved& saved) const;

@@ -1,7 +1,6 @@
 #pragma once
 /// The language model. The config selects the style of GPT-2 (Radford et al. 2019), Llama (Touvron et al.
 /// 2023), Gemma 2 (Gemma Team 2024) or another model, or a mixture.
-#include <functional>
 #include <optional>
 #include <vector>
 

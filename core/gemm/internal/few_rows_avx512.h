@@ -3,8 +3,6 @@
 /// without bf16 products.
 #include <immintrin.h>
 
-#include <cstdint>
-
 #include <gradtile/core/dtype.h>
 
 namespace gradtile::cpu {
