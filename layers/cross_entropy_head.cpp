@@ -30,12 +30,6 @@ Tensor chunk_of_logits(const Context& ctx, std::int64_t rows, std::int64_t colum
     return empty(ctx, {std::max<std::int64_t>(1, std::min(rows, fitting)), columns}, dtype);
 }
 
-/// The logits' dtype in training. On a GPU it is x's dtype, which halves the memory traffic in 16-bit
-/// training.
-DType training_logits(const Context& ctx, DType dtype) {
-    return ctx.device().is_cpu() ? accumulator_of(dtype) : dtype;
-}
-
 /// A 16-bit matrix in a float32 matrix's memory, with rows at the same addresses. Rounded logit gradients
 /// then need no additional memory.
 Tensor as_16_bit_rows(const Tensor& matrix, DType dtype) {
@@ -122,9 +116,10 @@ Tensor CrossEntropyHead::forward(const Context& ctx, const Tensor& x, const Tens
 
 CrossEntropyHead::Chunk CrossEntropyHead::training_chunk(const Context& ctx, std::int64_t rows) const {
     const DType dtype = weight.value().dtype();
-    const Tensor logits =
-        chunk_of_logits(ctx, rows, rows_of(ctx, weight).size(0), training_logits(ctx, dtype));
-    return {logits, logits.dtype() != dtype ? as_16_bit_rows(logits, dtype) : logits};
+    // On a GPU, logits in x's dtype halve the memory traffic of 16-bit training.
+    const DType logits_dtype = ctx.device().is_cpu() ? accumulator_of(dtype) : dtype;
+    const Tensor logits = chunk_of_logits(ctx, rows, rows_of(ctx, weight).size(0), logits_dtype);
+    return {logits, logits_dtype != dtype ? as_16_bit_rows(logits, dtype) : logits};
 }
 
 Tensor CrossEntropyHead::backward(const Context&, const Saved& saved) const {

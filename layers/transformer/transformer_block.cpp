@@ -64,17 +64,6 @@ Normed TransformerBlock::mlp_input(const Context& ctx, Residual& stream, Residua
     return normalize_stream(ctx, norm_2, stream, saved.norm_2);
 }
 
-Residual TransformerBlock::forward_layers(const Context& ctx, Residual& stream, const Pass& pass,
-                                          Activations& saved) const {
-    Residual middle = forward_attention(ctx, stream, pass, saved);
-    const Normed x = mlp_input(ctx, stream, middle, saved);
-    saved.mlp_dropout.key = dropout_key(pass, attn.layer + 1).at(1);
-    Residual out = middle.before_branch(dropout, saved.mlp_dropout.key);
-    if (!norm_post_2) return mlp.forward_onto(ctx, out, x, saved.mlp);
-    out.branch = norm_post_2->forward(ctx, mlp.forward(ctx, x, saved.mlp), saved.norm_post_2);
-    return out;
-}
-
 /// Frees the saved values that backward recomputes.
 void TransformerBlock::drop_recomputable(Activations& kept) const {
     if (norm_1) kept.attn.qkv.x = {};
@@ -103,7 +92,15 @@ Residual TransformerBlock::forward(const Context& ctx, Residual stream, const Pa
                                    const Tensor& x0) const {
     Activations all;
     stream = mix.forward(ctx, stream, x0, saved.mix);
-    Residual out = forward_layers(ctx, stream, pass, all);
+    Residual middle = forward_attention(ctx, stream, pass, all);
+    const Normed x = mlp_input(ctx, stream, middle, all);
+    all.mlp_dropout.key = dropout_key(pass, attn.layer + 1).at(1);
+    Residual out = middle.before_branch(dropout, all.mlp_dropout.key);
+    if (norm_post_2) {
+        out.branch = norm_post_2->forward(ctx, mlp.forward(ctx, x, all.mlp), all.norm_post_2);
+    } else {
+        out = mlp.forward_onto(ctx, out, x, all.mlp);
+    }
     const auto* const training = std::get_if<TrainingPass>(&pass);
     if (training == nullptr) return out;
     switch (recompute) {

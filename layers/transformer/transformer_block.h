@@ -102,7 +102,6 @@ struct TransformerBlock {
     Residual forward_attention(const Context& ctx, Residual& stream, const Pass& pass,
                                Activations& saved) const;
     Normed mlp_input(const Context& ctx, Residual& stream, Residual& middle, Activations& saved) const;
-    Residual forward_layers(const Context& ctx, Residual& stream, const Pass& pass, Activations& saved) const;
     void drop_recomputable(Activations& kept) const;
     Activations recompute_activations(const Context& ctx, const Saved& inputs) const;
     Tensor backward_mlp(const Context& ctx, const SummedGradient& dy, Activations& kept,
