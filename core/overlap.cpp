@@ -44,8 +44,6 @@ class Sums {
         }
     }
 
-    std::int64_t largest() const { return largest_[0]; }
-
     /// Whether a sum lies in [low, high].
     bool has_sum_in(std::int64_t low, std::int64_t high) {
         steps_ = 0;

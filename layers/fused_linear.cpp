@@ -1,11 +1,7 @@
 #include <gradtile/layers/fused_linear.h>
 
-#include <gradtile/core/gemm/gemm.h>
 #include <gradtile/core/internal/overlap.h>
-#include <gradtile/core/tensor_ops.h>
-#include <gradtile/layers/activation.h>
 #include <gradtile/layers/internal/fused_linear_backend.h>
-#include <gradtile/layers/internal/norm_backend.h>
 #include <gradtile/layers/rows.h>
 
 namespace gradtile {
@@ -53,25 +49,7 @@ void check_fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, co
                    {"bias of the norm", norm.bias}});
 }
 
-/// The operator in steps, for a CPU and for many rows.
-void fused_linear_in_steps(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {
-    const Tensor in = op.norm ? normalized(ctx, x, *op.norm) : x;
-    const GemmOptions options{.trans_b = true, .bias = op.bias};
-    if (op.activation) {
-        const Tensor hidden = empty(ctx, {x.size(0), op.weight.size(0)}, x.dtype());
-        gemm(ctx, hidden, in, op.weight, options);
-        ActivationLayer{*op.activation}.forward_into(ctx, y, hidden);
-    } else {
-        gemm(ctx, y, in, op.weight, options);
-    }
-    if (op.residual.defined()) axpy(ctx, y, 1.0, op.residual);
-}
-
 }  // namespace
-
-void fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op) {
-    if (!fused_linear_in_one_kernel(ctx, y, x, op)) fused_linear_in_steps(ctx, y, x, op);
-}
 
 bool fused_linear_in_one_kernel(const Context& ctx, const Tensor& y, const Tensor& x, FusedLinear op) {
     if (op.residual.defined()) op.residual = in_rows(op.residual);

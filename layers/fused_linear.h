@@ -20,15 +20,12 @@ struct FusedLinear {
     Tensor residual = {};  ///< [rows, out]
 };
 
-/// Writes y [rows, out] from x [rows, in]. All tensors have one floating dtype; y may also have its
-/// accumulator_of(). Rows are contiguous. Sums are float32 (float64 for float64). On a GPU one kernel
-/// computes up to 8 rows, and rounds only norm(x) and y to 16 bits. This kernel may read parameters while the
-/// stream's preceding kernel still runs, so the preceding kernel must not write parameters. Throws Error on
-/// other shapes or dtypes, and if y shares memory with another operand.
-void fused_linear(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op);
-/// Computes fused_linear() and returns true if the device has one kernel for it. Otherwise computes nothing
-/// and returns false. y, x and the residual are [.., out] or [.., in]; the leading axes together are the
-/// rows.
+/// Writes y [.., out] from x [.., in] and returns true if the device has one kernel for it: a GPU, for up to
+/// 8 rows. Otherwise computes nothing and returns false. The leading axes of y, x and the residual together
+/// are the rows. All tensors have one floating dtype; y may also have its accumulator_of(). Rows are
+/// contiguous. Sums are float32, and only norm(x) and y are rounded to 16 bits. The kernel may read
+/// parameters while the stream's preceding kernel still runs, so the preceding kernel must not write
+/// parameters. Throws Error on other shapes or dtypes, and if y shares memory with another operand.
 bool fused_linear_in_one_kernel(const Context& ctx, const Tensor& y, const Tensor& x, FusedLinear op);
 
 /// Whether the device has kernels for fused products of x's rows [.., in]: on a GPU, at most max_fused_rows.

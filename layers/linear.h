@@ -18,7 +18,7 @@ namespace gradtile {
 struct Normed {
     Tensor x;  ///< [.., in]
     std::optional<NormParameters> norm = {};
-    bool inference = false;  ///< no backward pass follows, so that the product may be a fused_linear()
+    bool inference = false;  ///< no backward pass follows, so that one kernel may compute norm and product
 
     Normed(Tensor input) : x(std::move(input)) {}
     Normed(Tensor input, std::optional<NormParameters> of, bool in_inference)

@@ -24,11 +24,11 @@ struct FusedLinearTiles {
 /// Whether the kernel accepts these rows of x [rows, in]: at most max_fused_rows, not float64, and aligned
 /// rows whose size in bytes is divisible by 16.
 GRADTILE_CUDA_FUNCTION(bool(const Tensor& x), fuses_products);
-/// Computes fused_linear() in one kernel. Returns false and does nothing if fuses_products(x) is false, and
+/// Computes fused_linear_in_one_kernel(). Returns false and does nothing if fuses_products(x) is false, and
 /// if the weights are not aligned or the rows need too much shared memory.
 GRADTILE_CUDA_FUNCTION(bool(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op),
                        fused_linear);
-/// Computes fused_linear() with the given thread blocks, for `gradtile bench few-rows`.
+/// The same with the given thread blocks, for `gradtile bench few-rows`.
 GRADTILE_CUDA_FUNCTION(bool(const Context& ctx, const Tensor& y, const Tensor& x, const FusedLinear& op,
                             const FusedLinearTiles& tiles),
                        fused_linear_in_blocks);

@@ -111,22 +111,17 @@ void Operators::add_layers(std::vector<OperandRow>& all) const {
 
 void Operators::add_norms_and_fused_layers(std::vector<OperandRow>& all) const {
     const Tensor x = numbers({3, 4}), dy = numbers({3, 4}), out = numbers({3, 6});
-    all.push_back({"layers/fused_linear.h: fused_linear",
+    all.push_back({"layers/fused_linear.h: fused_linear_in_one_kernel",
                    "fused_linear: ",
                    {out, x, numbers({4}), numbers({4}), numbers({6, 4}), numbers({6}), numbers({3, 6})},
                    [&](const Operands& t) {
-                       fused_linear(ctx, t[0], t[1],
-                                    {.norm = NormParameters{.weight = t[2], .bias = t[3]},
-                                     .weight = t[4],
-                                     .bias = t[5],
-                                     .residual = t[6]});
+                       fused_linear_in_one_kernel(ctx, t[0], t[1],
+                                                  {.norm = NormParameters{.weight = t[2], .bias = t[3]},
+                                                   .weight = t[4],
+                                                   .bias = t[5],
+                                                   .residual = t[6]});
                    },
                    {3, 5, 6}});
-    all.push_back(
-        {"layers/fused_linear.h: fused_linear_in_one_kernel",
-         "fused_linear: ",
-         {out, x, numbers({6, 4})},
-         [&](const Operands& t) { fused_linear_in_one_kernel(ctx, t[0], t[1], {.weight = t[2]}); }});
     all.push_back({"layers/fused_linear.h: fuses_products",
                    "fused_linear: ",
                    {x},

@@ -157,11 +157,12 @@ void test_embedding(const Context& ctx) {
 
 void test_fused_linear(const Context& ctx) {
     const Tensor x = numbers(ctx, {2, 4}), weight = numbers(ctx, {4, 4}), y = numbers(ctx, {2, 4});
-    expect_refused([&] { fused_linear(ctx, x, x, {.weight = weight}); });
-    expect_refused([&] { fused_linear(ctx, y, x, {.weight = weight, .residual = y}); });
-    expect_refused([&] { fused_linear(ctx, weight.slice(0, 0, 2), x, {.weight = weight}); });
+    expect_refused([&] { fused_linear_in_one_kernel(ctx, x, x, {.weight = weight}); });
+    expect_refused([&] { fused_linear_in_one_kernel(ctx, y, x, {.weight = weight, .residual = y}); });
+    expect_refused([&] { fused_linear_in_one_kernel(ctx, weight.slice(0, 0, 2), x, {.weight = weight}); });
     expect_refused([&] {
-        fused_linear(ctx, y, x, {.norm = NormParameters{.weight = y.select(0, 0)}, .weight = weight});
+        fused_linear_in_one_kernel(ctx, y, x,
+                                   {.norm = NormParameters{.weight = y.select(0, 0)}, .weight = weight});
     });
 }
 
@@ -428,8 +429,7 @@ const OperatorRow operator_table[] = {
     {"layers/embedding.h: backward", checked, test_embedding},
     {"layers/embedding.h: forward", returns_new},
     {"layers/embedding.h: forward_at", returns_new},
-    {"layers/fused_linear.h: fused_linear", checked, test_fused_linear},
-    {"layers/fused_linear.h: fused_linear_in_one_kernel", through},
+    {"layers/fused_linear.h: fused_linear_in_one_kernel", checked, test_fused_linear},
     {"layers/fused_linear.h: fuses_products", returns_new},
     {"layers/head_transform.h: differentiate_heads", checked, test_differentiate_heads},
     {"layers/head_transform.h: transform_heads", checked, test_transform_heads},
