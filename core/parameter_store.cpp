@@ -23,7 +23,6 @@ std::int64_t words_of_codes(const Parameter& parameter) {
     return quantized_layout(parameter.format(), parameter.shape().elements()).words;
 }
 
-/// Draws a parameter's initial value.
 void draw(const Context& ctx, const Parameter& parameter, const Tensor& target, Seed seed) {
     switch (parameter.init().kind) {
         case Init::Kind::constant:

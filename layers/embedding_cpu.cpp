@@ -4,7 +4,6 @@
 namespace gradtile::cpu {
 namespace {
 
-/// to += from
 template <class Sum, class T>
 void add_row(Sum* __restrict to, const T* __restrict from, std::int64_t width) {
     for (std::int64_t i = 0; i < width; ++i) to[i] += convert<Sum>(from[i]);

@@ -191,7 +191,7 @@ void differentiate_heads(const Context& ctx, const Tensor& gradient, const Tenso
                 }
             }
         });
-        add_partials<S, 2>({weights.q, weights.k}, partials);
+        add_partials<S>({weights.q, weights.k}, partials);
     });
 }
 

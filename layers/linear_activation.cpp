@@ -7,7 +7,6 @@
 namespace gradtile {
 namespace {
 
-/// Reshapes [.., columns] to a matrix [rows, columns].
 Tensor matrix_of(const Tensor& x, const char* op) {
     check(x.rank() >= 1 && is_floating(x.dtype()), op, ": ", x, " is not a floating-point matrix");
     const Tensor matrix = as_matrix(x);

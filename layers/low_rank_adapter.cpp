@@ -18,7 +18,6 @@ LowRankAdapter::LowRankAdapter(ParameterStore& parameters, const std::string& na
 
 namespace {
 
-/// Throws Error unless x is [N, columns].
 void check_matrix(const char* what, const Tensor& x, std::int64_t columns) {
     check(x.rank() == 2 && x.size(1) == columns, "low_rank_adapter: ", what, " is ", x, "; expected [N, ",
           columns, "]");

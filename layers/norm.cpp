@@ -7,16 +7,12 @@
 namespace gradtile {
 namespace {
 
-/// A forward pass's result y, and the values that backward needs.
-struct Normalized {
-    Tensor y, x, mean, rstd;
-};
-
 const char* operator_name(const NormParameters& norm) {
     return norm.centred ? "layer_norm" : "rms_norm";
 }
 
-Normalized normalize(const Context& ctx, const Residual& residual, const NormParameters& norm) {
+Tensor normalize(const Context& ctx, const Residual& residual, const NormParameters& norm,
+                 NormLayer::Saved& saved) {
     const char* const op = operator_name(norm);
     const Tensor &x = residual.x, &branch = residual.branch;
     check(x.rank() >= 1 && x.size(-1) == norm.weight.size(0), op, ": x ", x, "; expected [.., ",
@@ -33,7 +29,8 @@ Normalized normalize(const Context& ctx, const Residual& residual, const NormPar
                           .mean = norm.centred ? empty(ctx, {rows}, statistic) : Tensor(),
                           .rstd = empty(ctx, {rows}, statistic)};
     if (x.elements() > 0) on_device(ctx, cpu::norm_forward, cuda::norm_forward, out, residual, norm);
-    return {out.y, branch.defined() ? branch : x, out.mean, out.rstd};
+    saved = {branch.defined() ? branch : x, out.mean, out.rstd};
+    return out.y;
 }
 
 /// Returns x's rows. Throws Error unless the operands fit each other and do not share memory.
@@ -127,9 +124,7 @@ Tensor NormLayer::forward(const Context& ctx, const Tensor& x, Saved& saved) con
 }
 
 Tensor NormLayer::forward(const Context& ctx, const Residual& residual, Saved& saved) const {
-    const Normalized result = normalize(ctx, residual, parameters());
-    saved = {result.x, result.mean, result.rstd};
-    return result.y;
+    return normalize(ctx, residual, parameters(), saved);
 }
 
 Tensor NormLayer::backward(const Context& ctx, const Tensor& dy, const Saved& saved,
@@ -148,7 +143,8 @@ SummedGradient NormLayer::backward_add(const Context& ctx, const Tensor& dy, con
 }
 
 Tensor normalized(const Context& ctx, const Tensor& x, const NormParameters& norm) {
-    return normalize(ctx, Residual{x}, norm).y;
+    NormLayer::Saved unused;
+    return normalize(ctx, Residual{x}, norm, unused);
 }
 
 }  // namespace gradtile

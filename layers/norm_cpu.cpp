@@ -130,7 +130,7 @@ void backward(const Context& ctx, const NormGradients& out, const NormInputs& in
             dx_row.store(dxs[r]);
         }
     });
-    add_partials<S, 2>({out.weight, out.bias}, out.partials);
+    add_partials<S>({out.weight, out.bias}, out.partials);
 }
 
 }  // namespace

@@ -10,7 +10,6 @@ namespace {
 /// Elements per block, and per partial sum.
 constexpr std::int64_t block_elements = 1 << 14;
 
-/// One term's pointers and factor.
 template <class T>
 struct Term {
     const T* x = nullptr;

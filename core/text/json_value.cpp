@@ -13,7 +13,6 @@ auto place_of(Members& members, std::string_view name) {
     return std::ranges::lower_bound(members, name, std::less<>{}, &JsonValue::Member::name);
 }
 
-/// Copies a value behind a pointer.
 template <class T>
 std::unique_ptr<T> copy_of(const std::unique_ptr<T>& value) {
     return std::make_unique<T>(*value);

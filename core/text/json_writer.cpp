@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdio>
 
 #include <nlohmann/json.hpp>
@@ -15,16 +14,9 @@ namespace {
 
 constexpr std::size_t piece_bytes = std::size_t{1} << 16;
 
-template <class Integer>
-std::string digits_of(Integer value) {
-    std::array<char, 24> digits;
-    const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
-    return {digits.data(), result.ptr};
-}
-
 std::string text_of_number(const JsonValue& value) {
-    if (value.is_number_unsigned()) return digits_of(value.get<std::uint64_t>());
-    if (value.is_number_integer()) return digits_of(value.get<std::int64_t>());
+    if (value.is_number_unsigned()) return std::to_string(value.get<std::uint64_t>());
+    if (value.is_number_integer()) return std::to_string(value.get<std::int64_t>());
     // The shortest digits that give the same number. Without a fraction, they end in ".0".
     return nlohmann::json(value.number()).dump();
 }
@@ -160,7 +152,8 @@ void JsonWriter::append_string(std::string_view text) {
 void JsonWriter::refuse_text() const {
     std::string place;
     for (const Open& level : open_)
-        place += concat(place.empty() ? "" : ".", level.is_object ? level.name : digits_of(level.count - 1));
+        place +=
+            concat(place.empty() ? "" : ".", level.is_object ? level.name : std::to_string(level.count - 1));
     throw Error(concat(shown_in_message(place), place.empty() ? "" : ": ",
                        "a text that is not UTF-8 cannot be written as JSON"));
 }

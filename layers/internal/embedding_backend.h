@@ -13,7 +13,6 @@ namespace gradtile::cpu {
 /// A token outside the vocabulary throws Error on the CPU. On the GPU the host does not wait for the kernel,
 /// so the token's row becomes NaN; the loss is then NaN, too, and the trainer refuses the step.
 void embedding_forward(const Context& ctx, const Tensor& y, const Tensor& tokens, const Tensor& weight);
-/// `tokens` are the forward pass's tokens.
 void embedding_backward(const Context& ctx, const Tensor& weight_grad, const Tensor& dy,
                         const Tensor& tokens);
 /// y [B,T,C] = x + weight [T,C]

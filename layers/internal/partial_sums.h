@@ -8,19 +8,18 @@
 
 namespace gradtile::cpu {
 
-/// Adds the partial sums [parts, destinations, columns] to totals[d] [columns], in part order. First sets
-/// totals[d] to 0 unless it accumulates. Skips undefined totals.
-template <class S, std::size_t destinations>
-void add_partials(const std::array<GradientTarget, destinations>& totals, const Tensor& partials) {
+/// Adds the partial sums [parts, 2, columns] to totals[d] [columns], in part order. First sets totals[d] to 0
+/// unless it accumulates. Skips undefined totals.
+template <class S>
+void add_partials(const std::array<GradientTarget, 2>& totals, const Tensor& partials) {
     const std::int64_t parts = partials.size(0), columns = partials.size(2);
-    for (std::size_t d = 0; d < destinations; ++d) {
+    for (std::size_t d = 0; d < totals.size(); ++d) {
         if (!totals[d].grad.defined()) continue;
-        S* __restrict total = totals[d].grad.template data<S>();
+        S* __restrict total = totals[d].grad.data<S>();
         if (!totals[d].accumulates()) std::fill_n(total, columns, S(0));
         for (std::int64_t part = 0; part < parts; ++part) {
             const S* __restrict sums =
-                partials.data<S>() +
-                (part * std::int64_t{destinations} + static_cast<std::int64_t>(d)) * columns;
+                partials.data<S>() + (2 * part + static_cast<std::int64_t>(d)) * columns;
             for (std::int64_t i = 0; i < columns; ++i) total[i] += sums[i];
         }
     }
