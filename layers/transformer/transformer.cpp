@@ -167,11 +167,12 @@ Tensor Transformer::forward(const Context& ctx, const Tensor& tokens, const Tens
     saved.offload = options.offload;
     saved.wte = {.tokens = tokens};
     wte.start_token_sort(ctx, saved.wte);
+    const PreviousTokens previous = previous_tokens(ctx, config, options.documents);
     const TrainingPass pass{.dropout = options.dropout,
                             .documents = options.documents,
                             .max_window = options.max_window,
                             .tokens = saved.wte,
-                            .previous = previous_tokens(ctx, config, options.documents)};
+                            .previous = previous};
     Residual stream = forward_blocks(ctx, tokens, pass, &saved, options.hooks);
     const Normed x = normalize_stream(ctx, norm_f, stream, saved.norm_f);
     return head.forward(ctx, x.value(ctx), targets, saved.head, options.gradient_scale, options.target_count);
@@ -209,9 +210,8 @@ void Transformer::backward(const Context& ctx, Saved saved, const BackwardHooks&
 Tensor Transformer::features(const Context& ctx, const Tensor& tokens, const Documents& documents,
                              const ForwardHooks& hooks) const {
     check_tokens(tokens);
-    const TrainingPass pass{.documents = documents,
-                            .tokens = {.tokens = tokens},
-                            .previous = previous_tokens(ctx, config, documents)};
+    const PreviousTokens previous = previous_tokens(ctx, config, documents);
+    const TrainingPass pass{.documents = documents, .tokens = {.tokens = tokens}, .previous = previous};
     NormLayer::Saved discarded;
     return norm_f.forward(ctx, forward_blocks(ctx, tokens, pass, nullptr, hooks), discarded);
 }
