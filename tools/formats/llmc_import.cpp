@@ -13,6 +13,7 @@
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/transformer/transformer.h>
 #include <gradtile/tools/formats/internal/formats.h>
+#include <gradtile/tools/formats/internal/weight_rounding.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 
@@ -117,8 +118,12 @@ ImportedModel import_llmc(const std::string& path, const ImportOptions& options)
     ImportedModel model = read_llmc_model(path);
     model.dtype = dtype_of_run(options.dtype).value_or(model.dtype);
     const Context ctx(Device::cpu(), 1);
-    for (auto& [name, x] : model.parameters)
-        if (x.dtype() != storage_dtype(model.dtype)) x = cast(ctx, x, storage_dtype(model.dtype));
+    for (auto& [name, x] : model.parameters) {
+        if (x.dtype() == storage_dtype(model.dtype)) continue;
+        const Tensor rounded = cast(ctx, x, storage_dtype(model.dtype));
+        check_rounded(x, rounded, concat(path, ": ", name));
+        x = rounded;
+    }
     const std::filesystem::path folder = std::filesystem::path(path).parent_path();
     if (!tokenizer.empty()) {
         if (tokenizer != "none") model.tokenizer = load_tokenizer(tokenizer);

@@ -1,7 +1,7 @@
 #include <gradtile/tools/formats/internal/model_export.h>
 
 #include <gradtile/core/tensor_ops.h>
-#include <gradtile/train/checkpoint/tensor_bytes.h>
+#include <gradtile/tools/formats/internal/weight_rounding.h>
 #include <gradtile/train/data/chat_jinja.h>
 #include <gradtile/train/tokenizers/tokenizer_folder.h>
 
@@ -84,9 +84,7 @@ Tensor ModelExport::weights_of(const std::string& parameter) const {
 Tensor ModelExport::converted(const std::string& name, const Tensor& x, DType dtype) const {
     if (x.dtype() == dtype) return x;
     const Tensor y = cast(ctx_, x, dtype);
-    check(all_finite(dtype, y.raw_data(), static_cast<std::size_t>(y.elements())), source_, ": tensor '",
-          name, "' has values that ", dtype, " cannot hold; expected --dtype f32",
-          dtype == DType::f16 ? " or bf16" : "");
+    check_rounded(x, y, concat(source_, ": tensor '", name, "'"));
     return y;
 }
 

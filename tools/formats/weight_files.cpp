@@ -8,6 +8,7 @@
 #include <gradtile/core/text/json_reader.h>
 #include <gradtile/core/text/message.h>
 #include <gradtile/tools/formats/internal/weight_files.h>
+#include <gradtile/tools/formats/internal/weight_rounding.h>
 #include <gradtile/train/checkpoint/tensor_bytes.h>
 
 namespace gradtile {
@@ -78,8 +79,11 @@ Tensor read_parameter(const WeightFiles& files, const WeightMapping& mapping, DT
     for (const WeightPart& part : mapping.parts) {
         const std::int64_t rows = part.rows();
         const Tensor own = full.slice(0, row, rows);
-        files.for_row_blocks(
-            part, [&](std::int64_t begin, const Tensor& x) { copy(ctx, own.slice(0, begin, x.size(0)), x); });
+        files.for_row_blocks(part, [&](std::int64_t begin, const Tensor& x) {
+            const Tensor block = own.slice(0, begin, x.size(0));
+            copy(ctx, block, x);
+            check_rounded(x, block, files.error_place(part.name));
+        });
         row += rows;
     }
     return full;
@@ -174,6 +178,10 @@ DType WeightFiles::dtype(const std::string& name) const {
                             : DType::f32;
 }
 
+std::string WeightFiles::error_place(const std::string& name) const {
+    return concat(place_of(name).file->path(), ": tensor '", printable_name(name), "'");
+}
+
 bool WeightFiles::are_equal(const std::string& a, const std::string& b) const {
     const auto [file, entry] = place_of(a);
     const auto [other_file, other_entry] = place_of(b);
@@ -195,8 +203,8 @@ void WeightFiles::for_row_blocks(const WeightPart& part,
     for (std::int64_t begin = 0, end = 0; begin < rows; begin = end) {
         end = part.order == RowOrder::plain ? block_end(*entry, begin) : rows;
         const Tensor x = file->read_rows(*entry, begin, end);
-        check(all_finite(x.dtype(), x.raw_data(), static_cast<std::size_t>(x.elements())), file->path(),
-              ": tensor '", printable_name(part.name), "' holds an infinity or a NaN");
+        check(all_finite(x.dtype(), x.raw_data(), static_cast<std::size_t>(x.elements())),
+              error_place(part.name), " holds an infinity or a NaN");
         use(begin, rows_of_file(ctx, part, x));
     }
 }

@@ -215,6 +215,48 @@ TEST(Import, AValueThatIsNotFiniteIsNamedWithItsFile) {
               concat(llmc.string(), ": ln_f.bias holds an infinity or a NaN"));
 }
 
+TEST(Import, AValueBeyondTheDtypesRangeIsNamedWithItsFile) {
+    const TemporaryDirectory place;
+    const Context ctx(Device::cpu(), 1);
+    const auto weights = copy_of("llama3", place) / "model.safetensors";
+    const SafetensorsFile original(
+        (std::filesystem::path(reference_weights()) / "llama3/model.safetensors").string());
+    const std::string changed = "model.layers.1.self_attn.k_proj.weight";  // the second part of its parameter
+    const auto message_with = [&](double value, DType dtype, ImportDType run) {
+        std::vector<NamedTensor> tensors;
+        for (const SafetensorsEntry& entry : original.header().entries) {
+            const Tensor x = original.read(entry);
+            std::vector<double> values = to_host(ctx, x);
+            if (entry.name == changed) values.back() = value;
+            tensors.emplace_back(entry.name, from_host(ctx, values, x.shape(), dtype));
+        }
+        write_safetensors(weights.string(), tensors);
+        return message_of([&] { import_model(place / "llama3", {.dtype = run}); });
+    };
+    const std::string tensor = concat(weights.string(), ": tensor '", changed, "'");
+    using enum ImportDType;
+    EXPECT_EQ(message_with(-1e300, DType::f64, stored),
+              concat(tensor, " holds -1e+300, which is beyond float32"));
+    EXPECT_EQ(message_with(1e300, DType::f64, bf16),
+              concat(tensor, " holds 1e+300, which is beyond bfloat16"));
+    EXPECT_EQ(message_with(3.4e38, DType::f64, stored), "no error");
+    // bfloat16's largest value is 3.39e38; float32's is 3.4028e38.
+    EXPECT_EQ(message_with(3.4e38, DType::f32, bf16),
+              concat(tensor, " holds 3.4e+38, which is beyond bfloat16; expected --dtype f32"));
+    EXPECT_EQ(message_with(3.39e38, DType::f32, bf16), "no error");
+
+    const auto llmc = place / "model.bin";
+    std::filesystem::copy_file(reference_weights() / "llmc.bin", llmc);
+    const float large = 3.4e38f;
+    std::fstream stream(llmc, std::ios::binary | std::ios::in | std::ios::out);
+    stream.seekp(-static_cast<std::streamoff>(sizeof large), std::ios::end);
+    stream.write(reinterpret_cast<const char*>(&large), sizeof large);
+    stream.close();
+    EXPECT_EQ(
+        message_of([&] { import_model(llmc, {.dtype = bf16}); }),
+        concat(llmc.string(), ": ln_f.bias holds 3.4e+38, which is beyond bfloat16; expected --dtype f32"));
+}
+
 TEST(Import, TensorsThatDoNotFitAreNamed) {
     const TemporaryDirectory place;
     const auto folder = copy_of("gpt2", place);

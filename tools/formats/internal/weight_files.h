@@ -26,6 +26,8 @@ class WeightFiles {
     /// floating-point dtype.
     void check_tensor(const std::string& name, const Shape& shape) const;
     DType dtype(const std::string& name) const;
+    /// Returns "FILE: tensor 'NAME'", with which an error begins.
+    std::string error_place(const std::string& name) const;
     /// Returns whether two tensors have the same dtype, shape and bytes.
     bool are_equal(const std::string& a, const std::string& b) const;
     /// Reads a part in blocks of rows, so that a large tensor needs little memory, and calls use(begin, x)
@@ -57,7 +59,7 @@ struct WeightOptions {
 
 /// Checks the shapes of all tensors, and then reads the parameters. A prefix "transformer.", "model." or
 /// "gpt_neox." may be absent in the files. Throws Error naming a tensor that is missing, that has another
-/// shape, or that the model does not have.
+/// shape, that the model does not have, or whose values exceed the dtype's range.
 LoadedWeights read_weights(const WeightFiles& files, std::vector<WeightMapping> mappings,
                            const std::string& source, const WeightOptions& options = {});
 
