@@ -144,9 +144,7 @@ class HuggingFaceReader {
             ends = read_generation_config(parse_json(text, source), source, unknown_);
             model_.text.files["generation_config.json"] = text;
         }
-        // Configs often name a token from another vocabulary. Such a token is never drawn.
-        for (const std::int32_t id : ends.tokens.value_or(std::vector<std::int32_t>()))
-            if (id >= 0 && id < model_.config.vocabulary) model_.text.end_tokens.push_back(id);
+        keep_end_tokens(ends.tokens.value_or(std::vector<std::int32_t>()), source);
         if (!model_.tokenizer) return;
         std::vector<std::string> known;
         if (model_.chat_template != ChatTemplate::automatic)
@@ -154,6 +152,20 @@ class HuggingFaceReader {
         for (const std::string& text : ends.texts)
             check(std::ranges::find(known, text) != known.end(), source, ": stop_strings: '",
                   printable_name(text), "' is not supported; expected texts of the chat template");
+    }
+
+    /// Published configs name tokens that the vocabulary does not have, or -1: german-gpt2 has 52000 tokens
+    /// and ends texts at token 52000 (github.com/stefan-it/german-gpt2, issue 9). Such a token is never
+    /// drawn, so transformers ignores it with a warning, too.
+    void keep_end_tokens(const std::vector<std::int32_t>& tokens, const std::string& source) {
+        std::vector<std::int32_t> unknown;
+        for (const std::int32_t id : tokens)
+            (id >= 0 && id < model_.config.vocabulary ? model_.text.end_tokens : unknown).push_back(id);
+        if (unknown.empty()) return;
+        const std::string others = unknown.size() == 1 ? "" : concat(" and ", unknown.size() - 1, " more");
+        model_.notes.push_back(concat(source, ": eos_token_id: ", unknown.front(), others,
+                                      "; the model's ids are 0 to ", model_.config.vocabulary - 1,
+                                      ", so no text ends there"));
     }
 
     std::string weights_;

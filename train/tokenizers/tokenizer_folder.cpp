@@ -97,6 +97,9 @@ constexpr auto config_members = std::to_array<KnownMember>({
     {"split_special_tokens", refused, "[false]"},
 });
 
+constexpr std::array<std::string_view, 7> named_tokens{"bos_token", "eos_token", "unk_token", "sep_token",
+                                                       "pad_token", "cls_token", "mask_token"};
+
 constexpr auto token_members = std::to_array<KnownMember>({
     {"content"},
     {"__type", harmless},
@@ -218,6 +221,9 @@ class FolderReader {
         return members;
     }
     static bool is_token(const JsonValue& value) { return value.is_string() || value.is_object(); }
+    static bool is_named_token(std::string_view name) {
+        return std::ranges::find(named_tokens, name) != named_tokens.end();
+    }
 
     std::string text_or(const JsonValue& value, const char* name, const std::string& otherwise) const {
         const JsonValue* const found = value.find_value(name);
@@ -227,12 +233,14 @@ class FolderReader {
         return found->text();
     }
     /// Returns nullopt for null and for a member that is absent.
-    std::optional<bool> flag(const JsonValue& value, const char* name) const {
+    static std::optional<bool> flag(const JsonValue& value, const char* name, const std::string& place) {
         const JsonValue* const found = value.find_value(name);
         if (!found) return std::nullopt;
-        check(found->is_boolean(), path_of("tokenizer_config.json"), ": ", name, ": ", json_excerpt(*found),
-              "; expected true or false");
+        check(found->is_boolean(), place, ": ", name, ": ", json_excerpt(*found), "; expected true or false");
         return found->boolean();
+    }
+    std::optional<bool> flag(const JsonValue& config, const char* name) const {
+        return flag(config, name, path_of("tokenizer_config.json"));
     }
 
     void read_class(std::string_view name) {
@@ -307,9 +315,8 @@ class FolderReader {
                 const auto parsed = std::from_chars(id.data(), id.data() + id.size(), number);
                 check(parsed.ec == std::errc() && parsed.ptr == id.data() + id.size() && number >= 0, place,
                       ": '", printable_name(id), "'; expected a token id");
-                const auto is_set = [&token = token](const char* name) {
-                    const JsonValue* const found = token.find(name);
-                    return found && *found == true;
+                const auto is_set = [&, &token = token](const char* name) {
+                    return flag(token, name, concat(place, ": ", number)).value_or(false);
                 };
                 add_token({.id = number,
                            .text = token_text(token, place),
@@ -361,7 +368,8 @@ class FolderReader {
     void read_named_tokens(const JsonValue& value, const std::string& file) {
         for (const auto& [name, token] : value.items()) {
             const std::string place = concat(file, ": ", printable_name(name));
-            if (name.ends_with("_token") && is_token(token)) add_named_token(token, place);
+            if ((name.ends_with("_token") && is_token(token)) || is_named_token(name))
+                add_named_token(token, place);
             const bool is_list = name == "additional_special_tokens" || name == "extra_special_tokens" ||
                                  name == "model_specific_special_tokens";
             if (!is_list || token.is_null()) continue;

@@ -389,7 +389,9 @@ TEST_P(PublishedFiles, AreImportedAsTheModelComputesThem) {
     const auto template_note = HasSubstr("`chat` needs --chat-template");
     std::vector<std::string> notes;
     for (const std::string& note : model.notes)
-        if (note.find("longrope") == std::string::npos && !testing::Value(note, template_note))
+        // The small model has fewer tokens than the published one.
+        if (note.find("longrope") == std::string::npos && note.find("eos_token_id") == std::string::npos &&
+            !testing::Value(note, template_note))
             notes.push_back(note);
     if (GetParam().replaces_pattern) {
         EXPECT_THAT(notes, ElementsAre(replaced));

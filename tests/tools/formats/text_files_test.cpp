@@ -26,6 +26,7 @@ using test::json_of;
 using test::message_of;
 using test::TemporaryDirectory;
 using test::write_json;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -182,6 +183,29 @@ TEST(Import, TextBeginsAndEndsAsTheFilesSay) {
     EXPECT_THAT(import_model(folder.string()).text.end_tokens, ElementsAre(260));
 }
 
+TEST(Import, SaysWhichEndTokensTheVocabularyDoesNotHave) {
+    const TemporaryDirectory place;
+    const fs::path folder = published_folder(place);
+    for (const char* const name : {"generation_config.json", "config.json"}) {
+        const json original = json_of(folder / name);
+        const auto notes_with = [&](const json& ids) {
+            json changed = original;
+            changed["eos_token_id"] = ids;
+            write_json(folder / name, changed);
+            return import_model(folder.string()).notes;
+        };
+        const std::string start = concat((folder / name).string(), ": eos_token_id: "),
+                          end = "; the model's ids are 0 to 260, so no text ends there";
+        EXPECT_THAT(notes_with(261), ElementsAre(concat(start, "261", end)));
+        EXPECT_THAT(notes_with(-1), ElementsAre(concat(start, "-1", end)));
+        EXPECT_THAT(notes_with({0, 5000, 260, -1, 261}), ElementsAre(concat(start, "5000 and 2 more", end)));
+        for (const json& ids : {json(260), json({0, 260}), json::array(), json()})
+            EXPECT_THAT(notes_with(ids), testing::IsEmpty()) << ids;
+        EXPECT_THAT(message_of([&] { notes_with(-2); }), HasSubstr("eos_token_id: -2; expected a token id"));
+        fs::remove(folder / name);  // config.json counts without generation_config.json
+    }
+}
+
 TEST(Import, AnUnknownChatTemplateIsNotReplacedByAnother) {
     const TemporaryDirectory place;
     const fs::path folder = published_folder(place);
@@ -255,6 +279,16 @@ TEST(Import, FilesOfTheTokenizerMustAgree) {
                 HasSubstr("add_eos_token: true, but tokenizer.json's post_processor adds no token"));
     EXPECT_THAT(message_with(config, {{"added_tokens_decoder", {{"259", {{"content", "<|eot_id|>"}}}}}}),
                 HasSubstr("\"<|eot_id|>\" has id 259; expected its id 260"));
+    for (const char* const flag : {"lstrip", "rstrip", "single_word", "special"})
+        EXPECT_THAT(
+            message_with(config, {{"added_tokens_decoder", {{"260", {{flag, "yes"}}}}}}),
+            HasSubstr(concat("added_tokens_decoder: 260: ", flag, ": \"yes\"; expected true or false")));
+    for (const json& value : {json(5), json(true), json::array()})
+        for (const char* const file : {config, "special_tokens_map.json"})
+            for (const char* const name : {"eos_token", "pad_token"})
+                EXPECT_THAT(message_with(file, {{name, value}}),
+                            AllOf(HasSubstr(concat(file, ": ", name, ": ")), HasSubstr("; expected a token")))
+                    << value;
     EXPECT_THAT(message_with("added_tokens.json", {{"<|new|>", 261}}),
                 HasSubstr("added_tokens.json: \"<|new|>\" has id 261; expected a token of added_tokens"));
     EXPECT_THAT(message_with("special_tokens_map.json", {{"pad_token", "<|pad|>"}}),
