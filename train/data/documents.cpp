@@ -12,6 +12,7 @@
 #include <gradtile/train/data/readers/json_lines.h>
 #include <gradtile/train/data/readers/parquet_rows.h>
 #include <gradtile/train/data/readers/plain_text.h>
+#include <gradtile/train/data/token_file.h>
 
 namespace gradtile {
 namespace {
@@ -313,8 +314,10 @@ void DocumentReader::open_rows(std::unique_ptr<RowSource> rows) {
 void DocumentReader::open_next_file() {
     const std::string& path = files_[next_file_++];
     rows_read_ = 0;
-    check(!path.ends_with(".bin"), path,
-          ": is a token file by its name; expected text (tokens: 'DIR/*.bin')");
+    check(!is_token_file(path), path, ": is a token file by its name; expected text (tokens: 'DIR/*.bin')");
+    check(!is_token_file(uncompressed_name(path)), path,
+          ": is a compressed token file by its name; expected it decompressed (",
+          path.ends_with(".gz") ? "gzip" : "zstd", " -d)");
     if (is_parquet_file(path)) {
         auto parquet = std::make_unique<ParquetRows>(path);
         if (columns_.is_chosen()) {
