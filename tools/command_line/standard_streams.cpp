@@ -30,20 +30,6 @@ void open_missing_streams() {
     }
 }
 
-bool read_input(std::string& text) {
-    char bytes[1 << 16];
-    for (;;) {
-        const ssize_t got = ::read(STDIN_FILENO, bytes, sizeof bytes);
-        if (got >= 0) {
-            text.append(bytes, static_cast<std::size_t>(got));
-            return got > 0;
-        }
-        check(errno == EINTR || errno == EAGAIN, "standard input: ", std::strerror(errno));
-        pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
-        if (errno == EAGAIN) ::poll(&input, 1, /*timeout=*/-1);
-    }
-}
-
 void check_output() {
     errno = 0;
     std::cout.flush();

@@ -12,11 +12,6 @@ namespace gradtile::cli {
 /// opened.
 void open_missing_streams();
 
-/// Appends the next bytes from standard input to `text`, and waits for them, also if the program that started
-/// this one made the pipe non-blocking. Returns false when the input ends. Throws Error when it cannot be
-/// read. (The C++ library's streams treat an error, for example when the input is a directory, as the end.)
-bool read_input(std::string& text);
-
 /// The process that reads standard output has ended (`| head`): the command ends without a message.
 class BrokenPipe : public Error {
   public:

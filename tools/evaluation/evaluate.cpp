@@ -74,6 +74,7 @@ Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenS
             batch = empty_batch(host_of(ctx), shape[0], shape[1], loader.packing());
         const std::span<const std::int32_t> targets(batch.targets.data<std::int32_t>(),
                                                     static_cast<std::size_t>(batch.targets.elements()));
+        std::int64_t target = counted;
         counted += loader.next(batch);
         const Batch on_device = upload(ctx, batch);
         const std::vector<double> losses = to_host(
@@ -81,6 +82,9 @@ Evaluation evaluate(const Context& ctx, const LanguageModel& model, const TokenS
             model.transformer.target_losses(ctx, on_device.tokens, on_device.targets, on_device.documents));
         for (std::size_t i = 0; i < targets.size(); ++i) {
             if (targets[i] == ignored_target) continue;
+            check(std::isfinite(losses[i]), "eval: the loss of target ", target, " is ", losses[i],
+                  "; expected a finite loss");
+            ++target;
             sum += losses[i];
             const auto id = static_cast<std::size_t>(targets[i]);
             if (lengths.bytes[id] == 0) continue;

@@ -29,7 +29,8 @@ struct EvaluateOptions {
 
 /// Evaluates windows as long as the model's context, in order: every token but the first is predicted once,
 /// from the tokens before it in its window. If the sequence has examples, only the tokens that are marked as
-/// targets count. Throws Error for fewer than two tokens.
+/// targets count. Throws Error for fewer than two tokens, and when the loss of a target is infinite or NaN:
+/// only weights or activations that are not finite, or overflow, give such a loss.
 Evaluation evaluate(const LanguageModel& model, const TokenSequence& tokens,
                     const EvaluateOptions& options = {});
 /// Evaluates like the function above, with activations allocated from `ctx` (a training arena).

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/core/text/json_value.h>
@@ -200,8 +201,11 @@ ChoiceEvaluation evaluate_choices(const LanguageModel& model, const std::vector<
     std::size_t row = 0, right = 0, right_by_sum = 0;
     for (const ChoiceQuestion& question : questions) {
         ChoiceAnswer& answer = result.answers.emplace_back();
-        for (std::size_t i = 0; i < question.choices.size(); ++i, ++row)
+        for (std::size_t i = 0; i < question.choices.size(); ++i, ++row) {
+            check(std::isfinite(sums[row]), "eval: question ", result.answers.size(), ": choice ", i + 1,
+                  ": the loss is ", sums[row], "; expected a finite loss");
             answer.losses.push_back({sums[row], rows[row].targets});
+        }
         answer.by_mean = lowest(answer.losses, &ChoiceLoss::mean);
         answer.by_sum = lowest(answer.losses, &ChoiceLoss::sum);
         right += answer.by_mean == question.label;

@@ -60,7 +60,7 @@ struct ChoiceOptions {
 ///
 /// Throws Error that names the question when its context is empty or white space, when a choice is empty,
 /// when the whole text has no more tokens than its context, when a choice is longer than the model's context,
-/// or when the tokenizer cannot encode it.
+/// when the tokenizer cannot encode it, or when the loss of a choice is infinite or NaN.
 ChoiceEvaluation evaluate_choices(const LanguageModel& model, const std::vector<ChoiceQuestion>& questions,
                                   const ChoiceOptions& options = {});
 

@@ -73,13 +73,15 @@ ChatSession::ChatSession(const LanguageModel& model, ChatOptions options)
       tokenizer_(tokenizer_of(model, "chat")),
       end_tokens_(end_tokens_of(model)),
       is_prefix_(model.transformer.config.prefix),
-      sampler_(model, options_.sampling) {}
+      sampler_(model, options_.sampling) {
+    prompt({{ChatRole::user, ""}});  // throws where every message would be refused
+}
 
 /// The tokens before the next answer.
-std::vector<std::int32_t> ChatSession::prompt() const {
+std::vector<std::int32_t> ChatSession::prompt(const std::vector<ChatMessage>& history) const {
     std::vector<ChatMessage> messages;
     if (!options_.system.empty()) messages.push_back({ChatRole::system, options_.system});
-    messages.insert(messages.end(), history_.begin(), history_.end());
+    messages.insert(messages.end(), history.begin(), history.end());
     return format_.prompt(messages, "message");
 }
 
@@ -99,8 +101,8 @@ std::vector<std::int32_t> ChatSession::prompt_for(const std::string& message, Ch
     const std::vector<ChatMessage> before = history_;
     try {
         history_.push_back({ChatRole::user, message});
-        std::vector<std::int32_t> tokens = prompt();
-        while (std::ssize(tokens) > context_ - context_ / 4 && drop_oldest_turn()) tokens = prompt();
+        std::vector<std::int32_t> tokens = prompt(history_);
+        while (std::ssize(tokens) > context_ - context_ / 4 && drop_oldest_turn()) tokens = prompt(history_);
         check(std::ssize(tokens) <= context_, "the message: ", std::ssize(tokens),
               " tokens with its template", options_.system.empty() ? "" : " and the system message",
               "; the context of the model is ", context_);
@@ -128,7 +130,7 @@ ChatAnswer ChatSession::answer(const std::string& message,
         }
         const std::size_t messages = history_.size();
         while (std::ssize(text) > context_ && !is_prefix_ && drop_oldest_turn()) {
-            text = prompt();
+            text = prompt(history_);
             text.insert(text.end(), drawn.begin(), drawn.end());
         }
         answer.dropped_messages += static_cast<std::int64_t>(messages - history_.size());

@@ -37,7 +37,8 @@ struct ChatAnswer {
 /// if possible.
 class ChatSession {
   public:
-    /// Keeps a reference to the model. Throws Error when the model has no tokenizer.
+    /// Keeps a reference to the model. Throws Error when the model has no tokenizer, or when the tokenizer
+    /// cannot encode the template or the system message, which every prompt contains.
     ChatSession(const LanguageModel& model, ChatOptions options);
 
     /// Answers a message. on_text receives the answer piece by piece, in whole characters; the answer ends
@@ -52,7 +53,7 @@ class ChatSession {
     const ChatFormat& format() const { return format_; }
 
   private:
-    std::vector<std::int32_t> prompt() const;
+    std::vector<std::int32_t> prompt(const std::vector<ChatMessage>& history) const;
     bool drop_oldest_turn();
     std::vector<std::int32_t> prompt_for(const std::string& message, ChatAnswer& answer);
 

@@ -14,7 +14,9 @@
 #include <gradtile/tools/command_line/usage_error.h>
 #include <gradtile/tools/generation/sampler.h>
 #include <gradtile/tools/generation/sampling_flags.h>
+#include <gradtile/train/data/readers/data_files.h>
 #include <gradtile/train/data/readers/json_lines.h>
+#include <gradtile/train/data/readers/plain_text.h>
 
 namespace gradtile::cli {
 namespace {
@@ -30,18 +32,16 @@ struct Flags {
 constexpr Range samples_range{1, 1e6}, batch_range{0, 1 << 16};
 /// The most texts that one command generates; texts that are not generated yet also take memory.
 constexpr std::size_t max_texts = 10'000'000;
-constexpr std::uint64_t max_prompt_bytes = std::uint64_t{1} << 26;
+constexpr std::size_t max_prompt_bytes = std::size_t{1} << 26;
 
-/// Returns the content of a prompt file, or of standard input for "-", without a byte order mark.
+/// Returns the content of a prompt file, or of standard input for "-", without a byte order mark. Reads what
+/// training data may be: UTF-8 text, also compressed.
 std::string prompt_text(const std::string& path) {
-    std::string text;
-    if (path != "-") {
-        text = read_text_file(path, max_prompt_bytes);
-    } else {
-        while (read_input(text))
-            check(text.size() <= max_prompt_bytes, "standard input: a prompt of more than ", max_prompt_bytes,
-                  " bytes");
-    }
+    TextReader reader = open_text(path);
+    require_plain_text(reader);
+    std::string text(reader.peek(max_prompt_bytes + 1));
+    check(text.size() <= max_prompt_bytes, reader.name(), ": a prompt of more than ", max_prompt_bytes,
+          " bytes");
     if (text.starts_with(utf8_byte_order_mark)) text.erase(0, utf8_byte_order_mark.size());
     return text;
 }
@@ -89,7 +89,7 @@ std::vector<std::string> prompts_of_lines(std::string_view text, const std::stri
 std::vector<std::string> prompts_of_file(const std::string& path) {
     const std::string text = prompt_text(path), source = path == "-" ? "standard input" : path;
     std::vector<std::string> prompts =
-        path.ends_with(".jsonl") ? prompts_of_json(text, source) : prompts_of_lines(text, source);
+        is_json_lines_name(path) ? prompts_of_json(text, source) : prompts_of_lines(text, source);
     check(!prompts.empty(), source, ": holds no prompt");
     return prompts;
 }

@@ -44,7 +44,7 @@ std::vector<TrainedRun> read_trained_runs(const std::vector<std::string>& direct
         check(config.model.vocabulary == vocabulary, name, ": vocabulary: ", config.model.vocabulary,
               "; expected ", vocabulary, " as in ", printable_name(directories.front()));
         const MetricsPoint last = read_run_metrics(place).points.back();
-        check(last.val_loss && (last.step == config.steps || !config.time_budget.empty()), name,
+        check(last.val_loss && (last.step >= config.steps || !config.time_budget.empty()), name,
               ": no validation loss after its last step; expected a finished run");
         runs.push_back({.name = name,
                         .weights = matrix_weights(config.model),

@@ -7,6 +7,7 @@
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/context.h>
+#include <gradtile/core/text/formatted.h>
 #include <gradtile/train/tokenizers/byte_characters.h>
 #include <gradtile/train/tokenizers/internal/text_splitter.h>
 
@@ -144,8 +145,9 @@ class BytePairTrainer::Merger {
         queue_changed_pairs();
     }
 
-    BytePairVocabulary run() {
+    TrainedBytePairs run() {
         const std::int64_t first = std::ssize(vocabulary_.tokens);
+        bool has_rare_pairs = false, has_long_pairs = false;
         while (std::ssize(vocabulary_.tokens) < options_.vocabulary && !queue_.empty()) {
             std::ranges::pop_heap(queue_, comes_later);
             Candidate best = std::move(queue_.back());
@@ -156,8 +158,12 @@ class BytePairTrainer::Merger {
                 push(std::move(best));
                 continue;
             }
-            if (count < 1 || count < options_.min_frequency) break;
-            if (merged_bytes(best.pair) > max_token_bytes) continue;
+            if (count < 1) break;
+            has_rare_pairs = count < options_.min_frequency;
+            if (has_rare_pairs) break;
+            const bool is_long = merged_bytes(best.pair) > max_token_bytes;
+            has_long_pairs |= is_long;
+            if (is_long) continue;
             merge(best);
             constexpr std::int64_t report_every = 256;
             const std::int64_t done = std::ssize(vocabulary_.tokens) - first;
@@ -165,7 +171,9 @@ class BytePairTrainer::Merger {
                 options_.on_progress(done, options_.vocabulary - first);
         }
         vocabulary_.patterns.push_back({std::string(gpt2_pattern())});
-        return std::move(vocabulary_);
+        const bool is_full = std::ssize(vocabulary_.tokens) == options_.vocabulary;
+        std::string shortage = is_full ? "" : shortage_of(has_rare_pairs, has_long_pairs);
+        return {std::move(vocabulary_), std::move(shortage)};
     }
 
   private:
@@ -182,6 +190,13 @@ class BytePairTrainer::Merger {
     };
     static bool comes_later(const Candidate& a, const Candidate& b) {
         return a.count != b.count ? a.count < b.count : a.pair > b.pair;
+    }
+
+    std::string shortage_of(bool has_rare_pairs, bool has_long_pairs) const {
+        const std::string rare = concat("occurs ", grouped(options_.min_frequency), " times");
+        if (!has_long_pairs) return has_rare_pairs ? "no other pair " + rare : "the text has no more pairs";
+        return concat("the remaining pairs are longer than ", grouped(max_token_bytes), " bytes",
+                      has_rare_pairs ? ", and no other " + rare : "");
     }
 
     /// Returns the id for the token with these bytes. If there is none, adds a token.
@@ -290,7 +305,7 @@ std::int64_t BytePairTrainer::distinct_pieces() const {
     return std::ssize(counts_->counts());
 }
 
-BytePairVocabulary BytePairTrainer::train() const {
+TrainedBytePairs BytePairTrainer::train() const {
     return Merger(options_, counts_->counts()).run();
 }
 

@@ -21,6 +21,13 @@ struct BytePairTrainerOptions {
     std::function<void(std::int64_t merges, std::int64_t of)> on_progress{};
 };
 
+struct TrainedBytePairs {
+    BytePairVocabulary vocabulary;
+    /// Why the vocabulary has fewer tokens than BytePairTrainerOptions::vocabulary, such as "the text has no
+    /// more pairs". Empty: it has as many.
+    std::string shortage;
+};
+
 /// Counts the pieces of texts, cut by GPT-2's pattern, and merges the most frequent pair of adjacent tokens
 /// until the vocabulary is full. Among equally frequent pairs, the pair with the smaller ids is merged
 /// (Sennrich et al. 2016, algorithm 1).
@@ -43,9 +50,9 @@ class BytePairTrainer {
     /// Returns how many different pieces there are.
     std::int64_t distinct_pieces() const;
 
-    /// Trains and returns the vocabulary. It has fewer tokens than options.vocabulary if the text has no more
-    /// pairs.
-    BytePairVocabulary train() const;
+    /// Trains and returns the vocabulary. It has fewer tokens than options.vocabulary if no other pair can be
+    /// merged.
+    TrainedBytePairs train() const;
 
   private:
     class PieceCounts;

@@ -1,5 +1,6 @@
 // gradtile tokenizer: trains tokenizers.
 #include <iostream>
+#include <utility>
 
 #include <gradtile/core/text/formatted.h>
 #include <gradtile/core/text/message.h>
@@ -41,14 +42,15 @@ int train_tokenizer(Flags& flags) {
         progress.show_bytes(std::min(reader.bytes_done(), all_bytes), all_bytes);
     }
     check(trainer.distinct_pieces() > 0, flags.data.front(), ": is empty; expected text");
-    const Tokenizer tokenizer = Tokenizer::byte_pairs(trainer.train(), flags.out);
+    TrainedBytePairs trained = trainer.train();
+    const Tokenizer tokenizer = Tokenizer::byte_pairs(std::move(trained.vocabulary), flags.out);
     progress.end();
     save_tokenizer(flags.out, tokenizer);
     std::cout << printable(flags.out) << ": " << grouped(tokenizer.vocab_size()) << " tokens, from "
               << grouped(trainer.distinct_pieces()) << " different pieces of text\n";
-    if (tokenizer.vocab_size() < flags.options.vocabulary)
+    if (!trained.shortage.empty())
         print_message(
-            concat("the text has no more pairs: the vocabulary is smaller than ", flags.options.vocabulary));
+            concat(trained.shortage, ": the vocabulary is smaller than ", flags.options.vocabulary));
     return 0;
 }
 

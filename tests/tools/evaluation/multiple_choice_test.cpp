@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include <gradtile/core/tensor_ops.h>
 #include <gradtile/layers/vocabulary.h>
 #include <gradtile/tools/evaluation/evaluate.h>
@@ -16,6 +18,7 @@ namespace {
 using test::message_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::MatchesRegex;
 
 /// In a model of one layer no token after a prompt depends on what the prompt's tokens see.
 std::unique_ptr<LanguageModel> byte_model(bool prefix = false) {
@@ -152,6 +155,18 @@ TEST(Evaluation, ABatchOfNothingIsRefused) {
                   }),
                   expected);
     }
+}
+
+/// Weights after a step that was too large: no answer has the lowest loss.
+TEST(Evaluation, ALossThatIsNotFiniteIsRefused) {
+    const auto model = byte_model();
+    fill(model->ctx, model->parameters.parameters().front().value(),
+         std::numeric_limits<double>::quiet_NaN());
+    const std::vector<ChoiceQuestion> questions{{"ab", {"c", "d"}, 0}};
+    EXPECT_THAT(message_of([&] { evaluate_choices(*model, questions); }),
+                MatchesRegex("eval: question 1: choice 1: the loss is -?nan; expected a finite loss"));
+    EXPECT_THAT(message_of([&] { evaluate(*model, TokenSequence::from_bytes("abc", "text")); }),
+                MatchesRegex("eval: the loss of target 0 is -?nan; expected a finite loss"));
 }
 
 std::vector<ChoiceQuestion> questions_in(std::string_view text) {

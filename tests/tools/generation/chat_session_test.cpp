@@ -159,6 +159,16 @@ TEST(ChatSession, NeedsATokenizer) {
     EXPECT_THAT(message_of([&] { ChatSession(model, {}); }), HasSubstr("has no tokenizer"));
 }
 
+TEST(ChatSession, ATemplateThatTheTokenizerCannotEncodeIsRefusedBeforeTheFirstMessage) {
+    const ModelConfig config{.layers = 1, .heads = 2, .width = 16, .context = 8, .vocabulary = 2};
+    const LanguageModel model(Context(Device::cpu(), 1), config, DType::f32,
+                              Tokenizer::characters_of("ab", "text"));
+    EXPECT_THAT(message_of([&] { ChatSession(model, {.chat_template = ChatTemplate::plain}); }),
+                HasSubstr("chat template plain: character U+000A"));
+    const auto bytes = random_model(100);
+    EXPECT_NO_THROW(ChatSession(*bytes, {.chat_template = ChatTemplate::plain}));
+}
+
 /// A text that does not continue the one before may share its beginning.
 TEST(NextToken, ReadsOnlyWhatDiffersFromTheTextBefore) {
     const auto model = random_model(16);

@@ -113,7 +113,7 @@ TEST_F(Commands, SampleRefusesAStandardInputThatCannotBeRead) {
     for (const char* flag : {"--prompt-file", "--prompts"})
         expect_refused(
             run({"sample", out_.string(), flag, "-"}, {.prefix = {"sh", "-c", "exec \"$0\" \"$@\" < /"}}),
-            {"standard input: Is a directory"});
+            {"standard input: cannot be read: Is a directory"});
 }
 
 TEST_F(Commands, SampleWaitsForAPromptInANonBlockingPipe) {
@@ -158,6 +158,27 @@ TEST_F(Commands, SampleStopsRepeatsAndPrintsJson) {
     expect_refused(run(sampling + Arguments{"--num-samples", "0"}), {"--num-samples: 0"});
     expect_refused(run(sampling + Arguments{"--min-p", "2"}), {"--min-p: 2"});
     expect_refused(run(sampling + Arguments{"--repetition-penalty", "0"}), {"--repetition-penalty: 0"});
+}
+
+TEST_F(Commands, SampleReadsPromptsAsTrainingReadsText) {
+    expect_success(run(tiny_training(stories_, out_)));
+    const std::string utf16 = place_.write("w.txt", std::string("o\0n\0e\0 \0l\0i\0n\0e\0\n\0", 18));
+    const std::string packed = place_ / "p.gz";
+    ASSERT_EQ(std::system(("printf 'The \\n' | gzip > " + packed).c_str()), 0);
+    for (const char* flag : {"--prompt-file", "--prompts"}) {
+        const Arguments sampling{"sample", out_.string(), "--tokens", "9", "--temperature", "0", flag};
+        expect_refused(run(sampling + Arguments{utf16}), {"w.txt: is UTF-16LE", "expected UTF-8 text"});
+        expect_refused(
+            run(sampling + Arguments{"-"}, {.prefix = {"sh", "-c", "exec \"$0\" \"$@\" < " + utf16}}),
+            {"standard input: is UTF-16LE"});
+        const Outcome unpacked = run(sampling + Arguments{packed});
+        expect_success(unpacked);
+        EXPECT_THAT(unpacked.out, testing::StartsWith("The "));
+    }
+    const std::string rows = place_ / "p.jsonl.gz";
+    ASSERT_EQ(std::system(("printf '{\"prompt\": \"The \"}\\n' | gzip > " + rows).c_str()), 0);
+    EXPECT_THAT(run({"sample", out_.string(), "--tokens", "9", "--prompts", rows}).out,
+                testing::StartsWith("The "));
 }
 
 TEST_F(Commands, SampleContinuesManyPromptsAsItContinuesEachAlone) {

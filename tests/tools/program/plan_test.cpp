@@ -486,6 +486,25 @@ TEST(Plan, LossOfALargerRunFollowsFromTheSmallerOnes) {
     EXPECT_LT(last.at("error").get<double>(), 1e-3);
 }
 
+/// config.json keeps the first --steps of a run that --resume continued with more.
+TEST(Plan, ARunThatWasTrainedFurtherCountsWithAllItsTokens) {
+    const TemporaryDirectory place;
+    const Arguments runs = write_runs(place);
+    const std::string metrics = contents_of(place / "16-400" / "metrics.jsonl");
+    place.write("16-400/config.json",
+                R"({"layers":16,"width":64,"context":128,"batch":8,"steps":50,"vocabulary":65})");
+    place.write("16-400/metrics.jsonl", R"({"step":50,"loss":3,"val_loss":3,"tokens":51200})"
+                                        "\n" +
+                                            metrics);
+    const Outcome outcome = run(Arguments{"plan", "--layers", "32", "--width", "64", "--context", "128",
+                                          "--batch", "8", "--steps", "800", "--json", "--loss"} +
+                                runs);
+    expect_success(outcome);
+    const json row = outcome.json_lines().at(runs.size() - 1);
+    EXPECT_NEAR(row.at("tokens").get<double>(), 8e-6 * 128 * 400, 1e-9);
+    EXPECT_NEAR(row.at("predicted").get<double>(), json::parse(metrics).at("val_loss").get<double>(), 1e-4);
+}
+
 TEST(Plan, RunsThatCannotBeComparedAreRefused) {
     const TemporaryDirectory place;
     const Arguments runs = write_runs(place), loss{"plan", "--loss"};

@@ -143,7 +143,7 @@ TEST(Dataset, StoriesInLongTokensAreSplitBetweenStories) {
     const std::string path = place.write("stories.txt", corpus.text);
     BytePairTrainer trainer({.vocabulary = 400, .threads = 1});
     trainer.add(corpus.text);
-    const Tokenizer tokenizer = Tokenizer::byte_pairs(trainer.train(), "trained");
+    const Tokenizer tokenizer = Tokenizer::byte_pairs(trainer.train().vocabulary, "trained");
     const Dataset by_characters = load_dataset({.data = path, .stories = parse_corpus}),
                   dataset = load_dataset({.data = path, .stories = parse_corpus}, tokenizer);
     EXPECT_EQ(text_of(dataset, dataset.train), text_of(by_characters, by_characters.train));
@@ -167,7 +167,7 @@ TEST(Dataset, StoriesWhoseBorderIsInsideATokenAreSplitLikeOtherText) {
     const std::string path = place.write("t.txt", "aaaaaaaaaaaaa");
     BytePairTrainer trainer({.vocabulary = 258, .threads = 1});
     trainer.add("aaaa");
-    const Tokenizer pairs = Tokenizer::byte_pairs(trainer.train(), "trained");
+    const Tokenizer pairs = Tokenizer::byte_pairs(trainer.train().vocabulary, "trained");
     const StoryParser stories = [](std::string_view text) {
         return std::vector<Story>{{.begin = 0, .end = 11, .nll = 1},
                                   {.begin = 11, .end = text.size(), .nll = 1}};

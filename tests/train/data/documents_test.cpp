@@ -310,6 +310,12 @@ TEST(DataFiles, AreSortedByPath) {
     EXPECT_THAT(message_of([&] { data_files(folder + "/*.md"); }), HasSubstr("*.md: no file matches"));
     EXPECT_THAT(message_of([&] { texts_in({place.write("t.bin", "ab")}); }),
                 HasSubstr("t.bin: is a token file"));
+    // Other bytes than those of gzip and zstd: the name decides.
+    for (const auto& [name, program] : {std::pair{"t.bin.gz", "gzip -d"}, std::pair{"t.bin.zst", "zstd -d"}})
+        EXPECT_THAT(
+            message_of([&] { texts_in({place.write(name, "ab")}); }),
+            HasSubstr(concat(name, ": is a compressed token file by its name; expected it decompressed (",
+                             program, ")")));
 }
 
 TEST(DataFiles, ANameThatExistsIsNoPattern) {

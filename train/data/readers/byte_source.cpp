@@ -1,5 +1,6 @@
 #include <gradtile/train/data/readers/byte_source.h>
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -79,10 +80,15 @@ class StandardInput final : public ByteSource {
     std::size_t read(std::span<std::byte> out) override {
         while (true) {
             const ssize_t got = ::read(STDIN_FILENO, out.data(), out.size());
-            if (got < 0 && errno == EINTR) continue;
-            check(got >= 0, "standard input: cannot be read: ", std::strerror(errno));
-            done_ += got;
-            return static_cast<std::size_t>(got);
+            if (got >= 0) {
+                done_ += got;
+                return static_cast<std::size_t>(got);
+            }
+            check(errno == EINTR || errno == EAGAIN,
+                  "standard input: cannot be read: ", std::strerror(errno));
+            // The program that started this one made the pipe non-blocking.
+            pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+            if (errno == EAGAIN) ::poll(&input, 1, /*timeout=*/-1);
         }
     }
     std::int64_t file_bytes() const override { return done_; }

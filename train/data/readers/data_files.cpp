@@ -83,4 +83,15 @@ std::vector<std::string> data_files(const std::string& path) {
     return paths;
 }
 
+std::string_view uncompressed_name(std::string_view path) {
+    for (const std::string_view ending : {".gz", ".zst"})
+        if (path.ends_with(ending)) path.remove_suffix(ending.size());
+    return path;
+}
+
+bool is_json_lines_name(std::string_view path) {
+    const std::string_view name = uncompressed_name(path);
+    return name.ends_with(".jsonl") || name.ends_with(".ndjson");
+}
+
 }  // namespace gradtile

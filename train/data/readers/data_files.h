@@ -18,4 +18,10 @@ std::filesystem::path folder_of_pattern(const std::filesystem::path& pattern);
 /// are left out), or the path itself; in increasing order. Throws Error when there is none.
 std::vector<std::string> data_files(const std::string& path);
 
+/// Returns the name without the ending of its compression, .gz or .zst.
+std::string_view uncompressed_name(std::string_view path);
+
+/// Returns whether a file holds JSON Lines by its name: .jsonl or .ndjson, also compressed.
+bool is_json_lines_name(std::string_view path);
+
 }  // namespace gradtile
