@@ -189,6 +189,7 @@ LossHistory MetricsFile::read(const std::filesystem::path& path) {
 std::vector<double> MetricsFile::read_clock(const std::filesystem::path& path) {
     std::vector<double> clock;
     with_file_name("replay-clock", path, [&] {
+        open_regular_file(FileSystem::posix(), path, SymbolicLinks::refuse);  // a missing file has no lines
         for_lines(path, "\"budget_used\"", [&](std::string_view, const JsonValue& object) {
             const JsonValue& used = object["budget_used"];
             check(used.is_number() && object["step"].get<std::int64_t>() == std::ssize(clock) + 1 &&
