@@ -210,6 +210,7 @@ class Trainer {
   private:
     void build(const std::optional<Tokenizer>& tokenizer, const JsonValue& expected_content = {});
     void choose_document_token(const Dataset& dataset);
+    void name_first_tokenizer();
     Packing packing_of_data(const Dataset& dataset) const;
     bool saves_parts() const;
     void count_parts(const Checkpoint& part);

@@ -104,6 +104,21 @@ std::string places_of_documents(const DocumentRule& rule) {
     throw Error("packing: unknown rule");
 }
 
+/// Returns the tokenizer of a run that starts with a checkpoint's weights: the checkpoint's; none if it has
+/// none. Refuses a setting that chooses another tokenizer, because the weights' ids mean the tokens of the
+/// checkpoint's. The default chooses nothing.
+std::optional<Tokenizer> tokenizer_to_start_with(const Checkpoint& checkpoint, const std::string& source,
+                                                 const std::string& setting) {
+    std::optional<Tokenizer> own = tokenizer_of(checkpoint, source);
+    if (!own || setting == TrainConfig().tokenizer) return own;
+    const std::optional<Tokenizer> chosen = tokenizer_kind_of(setting) == TokenizerKind::bytes
+                                                ? Tokenizer::bytes()
+                                                : tokenizer_of_setting(setting);
+    check(own == chosen, "tokenizer ", setting, ": differs from the one that ", source,
+          " was trained with, whose ids its weights mean; expected none, or the same");
+    return own;
+}
+
 }  // namespace
 
 DatasetOptions dataset_options(const TrainConfig& config) {
@@ -111,6 +126,7 @@ DatasetOptions dataset_options(const TrainConfig& config) {
             .val_data = config.val_data,
             .val_fraction = config.val_fraction,
             .tokenizer = tokenizer_kind_of(config.tokenizer),
+            .makes_tokenizer = config.init_from.empty() || config.tokenizer != TrainConfig().tokenizer,
             .token_type = config.token_type,
             .vocabulary = config.model.vocabulary,
             .special_tokens = config.packed ? SpecialTokens::recognised : SpecialTokens::as_text,
@@ -135,7 +151,12 @@ Trainer::Trainer(TrainConfig config, MessageHandler on_message, std::shared_ptr<
           "lora-rank: ", config_.adapters.rank,
           " without init-from; expected the run or checkpoint whose weights the adapters adapt");
     const Start start = read_first_weights();
-    build(start.checkpoint ? tokenizer_of(*start.checkpoint, start.source) : std::nullopt);
+    if (start.checkpoint) {
+        build(tokenizer_to_start_with(*start.checkpoint, start.source, config_.tokenizer));
+        name_first_tokenizer();
+    } else {
+        build({});
+    }
     check_token_ids(config_);
     // Rank 0's paths are saved. Other ranks may have their own file copies.
     make_paths_absolute(config_);
@@ -272,11 +293,6 @@ void Trainer::build(const std::optional<Tokenizer>& tokenizer, const JsonValue& 
     // On the CPU the cores compute the steps meanwhile.
     options.stream_threads = ctx.device().is_cpu() ? 1 : threads_of(config_, environment);
     Dataset dataset = load_dataset(options, tokenizer ? tokenizer : tokenizer_of_setting(config_.tokenizer));
-    if (dataset.tokenizer && dataset.tokenizer->kind() != tokenizer_kind_of(config_.tokenizer)) {
-        const std::string_view kind = name_of(dataset.tokenizer->kind());
-        on_message_(concat("the checkpoint's tokenizer is used: ", kind, ", not ", config_.tokenizer));
-        config_.tokenizer = kind;
-    }
     if (config_.model.vocabulary == 0) config_.model.vocabulary = dataset.vocabulary;
     check(config_.model.vocabulary >= dataset.vocabulary, "vocabulary: ", config_.model.vocabulary,
           "; the data needs ", dataset.vocabulary);
@@ -349,6 +365,17 @@ void Trainer::choose_settings(const Context& ctx, const Packing& packing, std::s
     config_ = std::move(choice.config);
     if (!choice.description.empty())
         on_message_(concat("memory-budget ", config_.memory_budget, ": chosen are ", choice.description));
+}
+
+/// Says which tokenizer the run has from its checkpoint if the setting names another one, and records
+/// `bytes`. A tokenizer of a file stays the default in config.json: with init-from the default is the
+/// checkpoint's own tokenizer, whose file may be gone.
+void Trainer::name_first_tokenizer() {
+    const std::optional<Tokenizer>& tokenizer = model().tokenizer;
+    if (!tokenizer || tokenizer->kind() == tokenizer_kind_of(config_.tokenizer)) return;
+    on_message_(
+        concat("the checkpoint's tokenizer is used: ", tokenizer->name(), ", not ", config_.tokenizer));
+    if (tokenizer->kind() != TokenizerKind::bpe) config_.tokenizer = name_of(tokenizer->kind());
 }
 
 /// What the weights' publisher says about text holds as long as the tokenizer and the chat template are the

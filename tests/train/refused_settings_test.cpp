@@ -44,6 +44,12 @@ TEST(TrainConfig, OptimizerSettingsWithoutEffectAreRefused) {
                     c.vector_lr_factor = 2;
                 }),
                 HasSubstr("with lora-rank 2 only adapters are trained; expected 1"));
+    EXPECT_EQ(refusal([](TrainConfig& c) { c.lr = 1e-5; }), "min-lr: 0.0001; expected 0 to lr (1e-05)");
+    EXPECT_EQ(refusal([](TrainConfig& c) {
+                  c.lr = 1e-5;
+                  c.schedule = ScheduleKind::constant;
+              }),
+              "no error");
     // Runs of older versions may have these settings with any optimizer.
     TrainConfig config;
     std::get<MuonSettings>(config.optimizer_settings).lr = 0.05;
@@ -210,6 +216,7 @@ TEST(TrainConfig, GivenSettingsWithoutEffectAreNamed) {
         {"rope-attention-factor", "1.5", llama3, longrope},
         {"rope-short-factors", "[1.0,2.0]", yarn, longrope},
         {"rope-long-factors", "[1.0,2.0]", rope, longrope},
+        {"window", "4", R"({"window-pattern": 1})", R"({"window-pattern": 2})"},
         {"window-pattern", "2", none, R"({"window": 8})"},
         {"qk-norm-kind", "\"projection\"", none, R"({"qk-norm": true})"},
         {"logit-softcap-form", "\"root\"", none, R"({"logit-softcap": 15})"},
@@ -218,8 +225,10 @@ TEST(TrainConfig, GivenSettingsWithoutEffectAreNamed) {
         {"zero-init", "true", start, none},
         {"embedding-std", "0.1", start, none},
         {"val-fraction", "0.2", R"({"val-data": "b.txt"})", none},
+        {"token-type", "\"uint32\"", R"({"data": "a.txt"})", R"({"data": "a.bin"})"},
         {"document-token", "3", none, R"({"packed": true})"},
         {"max-documents", "3", none, R"({"packed": true})"},
+        {"min-lr", "0.0002", R"({"schedule": "constant"})", R"({"schedule": "linear"})"},
         {"wsd-decay", "0.4", none, R"({"schedule": "wsd"})"},
         {"beta1", "0.5", lion, none},
         {"beta2", "0.5", lion, muon},

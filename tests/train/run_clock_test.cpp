@@ -97,6 +97,9 @@ TEST(RunClock, RefusesMetricsWithoutAWholeClock) {
         place.write("metrics.jsonl", text);
         return test::message_of([&] { MetricsFile::read_clock(place / "metrics.jsonl"); });
     };
+    EXPECT_EQ(test::message_of([&] { MetricsFile::read_clock(place / "none/metrics.jsonl"); }),
+              "replay-clock " + (place / "none/metrics.jsonl").string() +
+                  ": cannot be opened: No such file or directory");
     EXPECT_NE(refusal("{\"step\":1,\"loss\":2}\n").find("no step has budget_used"), std::string::npos);
     for (const char* line : {"{\"step\":2,\"budget_used\":0.5}", "{\"step\":1,\"budget_used\":1.5}",
                              "{\"step\":1,\"budget_used\":-1}", "{\"step\":1,\"budget_used\":\"x\"}",

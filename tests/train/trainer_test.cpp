@@ -558,6 +558,45 @@ TEST(Trainer, InitFromTakesWeightsAndANewOptimizer) {
         for (const double value : to_host(tuned.model().ctx, part.tensor)) ASSERT_EQ(value, 0.0);
 }
 
+TEST(Trainer, InitFromRefusesTextForAModelWithoutATokenizer) {
+    TinyRun run;
+    std::string ids;  // uint16, little-endian
+    for (int i = 0; i < 2000; ++i) ids += {static_cast<char>(i * i % 250), '\0'};
+    TrainConfig first = run.config;
+    first.data = run.directory.write("train.bin", ids);
+    first.model.vocabulary = 256;
+    { Trainer(first, run.on_message).run(); }
+    TrainConfig next = run.config;
+    next.model.vocabulary = 256;
+    next.init_from = first.out;
+    next.out = (run.directory / "next").string();
+    EXPECT_EQ(message_of([&] { Trainer(next, run.on_message); }),
+              next.data + ": is text, but the model was trained on token files and has no tokenizer");
+    EXPECT_FALSE(exists(run.directory / "next"));
+    // A tokenizer that the user chooses gives the ids their text.
+    next.tokenizer = "bytes";
+    EXPECT_EQ(Trainer(next, run.on_message).model().tokenizer->kind(), TokenizerKind::bytes);
+    next.tokenizer = "characters";
+    next.data = first.data;
+    EXPECT_FALSE(Trainer(next, run.on_message).model().tokenizer.has_value());
+}
+
+TEST(Trainer, InitFromRecordsTheCheckpointsTokenizer) {
+    TinyRun run;
+    run.config.tokenizer = "bytes";
+    { Trainer(run.config, run.on_message).run(); }
+    TrainConfig next = run.config;
+    next.model.vocabulary = 256;
+    next.init_from = run.config.out;
+    next.out = (run.directory / "next").string();
+    next.tokenizer = TrainConfig().tokenizer;
+    EXPECT_EQ(Trainer(next, run.on_message).config().tokenizer, "bytes");
+    EXPECT_THAT(run.messages,
+                testing::ElementsAre("the checkpoint's tokenizer is used: bytes, not characters"));
+    next.tokenizer = "bytes";
+    EXPECT_EQ(Trainer(next, run.on_message).config().tokenizer, "bytes");
+}
+
 TEST(Trainer, InitFromNamesTheFirstParameterThatDiffers) {
     TinyRun run;
     { Trainer(run.config, run.on_message).run(); }

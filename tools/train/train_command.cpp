@@ -1,5 +1,6 @@
 // gradtile train: starts a new run from a preset, a config file and flags, or resumes a run. The process
 // trains alone, is one of several processes that a launcher started, or is the launcher.
+#include <cmath>
 #include <cstdio>
 #include <iostream>
 #include <limits>
@@ -19,6 +20,7 @@
 #include <gradtile/train/config/refused_combinations.h>
 #include <gradtile/train/data/dataset.h>
 #include <gradtile/train/data/token_file.h>
+#include <gradtile/train/run/metrics_file.h>
 #include <gradtile/train/run/stop_signals.h>
 #include <gradtile/train/tokenizers/tokenizer_files.h>
 #include <gradtile/train/trainer.h>
@@ -137,13 +139,31 @@ void print_stop(const RunSummary& summary, int signal) {
     std::cout << '\n';
 }
 
+/// Returns the names of a summary's losses that are not finite. Every process has the same losses. A run that
+/// was stopped may still recover.
+std::vector<std::string> losses_not_finite(const RunSummary& summary) {
+    std::vector<std::string> names;
+    if (summary.reason == RunSummary::Reason::requested) return names;
+    if (summary.loss && !std::isfinite(*summary.loss)) names.emplace_back("loss");
+    if (summary.val_loss && !std::isfinite(*summary.val_loss)) names.emplace_back("val_loss");
+    return names;
+}
+
+void print_not_finite(const std::vector<std::string>& losses, std::int64_t step) {
+    if (losses.empty()) return;
+    print_message(concat("after step ", step, ": ", losses.front(),
+                         losses.size() > 1 ? concat(" and ", losses.back(), " are") : " is",
+                         " not finite; expected a lower --lr, from the start or with --init-from an earlier "
+                         "checkpoint"));
+}
+
 /// Prints a run's last lines, for people and scripts: one "key: value" per line, with the names in
-/// metrics.jsonl. A key without a value has no line.
+/// metrics.jsonl. A key without a finite value has no line.
 void print_results(const RunSummary& summary, const TrainConfig& config) {
     std::cout << std::flush;
     std::printf("step: %lld\n", static_cast<long long>(summary.step));
     const auto print_loss = [](const char* key, const std::optional<double>& loss) {
-        if (loss) std::printf("%s: %.6f\n", key, *loss);
+        if (loss && std::isfinite(*loss)) std::printf("%s: %.6f\n", key, *loss);
     };
     print_loss("loss", summary.loss);
     print_loss("val_loss", summary.val_loss);
@@ -200,11 +220,15 @@ int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group
     const bool replaces_rank = link != nullptr && link->replaces_rank();
     const bool quiet = flags.quiet || !group.is_root();
     if (!flags.memory && !replaces_rank && trainer.is_finished()) {
-        if (group.is_root())
-            std::cout << "the run is finished at step " << trainer.step()
-                      << (trainer.config().time_budget.empty() ? "; --steps M continues it up to step M\n"
-                                                               : "; its time-budget is used up\n");
-        return 0;
+        if (!group.is_root()) return 0;
+        std::cout << "the run is finished at step " << trainer.step()
+                  << (trainer.config().time_budget.empty() ? "; --steps M continues it up to step M\n"
+                                                           : "; its time-budget is used up\n");
+        // As when the run ended: a launcher that restarts it must not turn its failure into success.
+        const std::vector<std::string> not_finite = MetricsFile::losses_not_finite(
+            std::filesystem::path(trainer.config().out) / "metrics.jsonl", trainer.step());
+        print_not_finite(not_finite, trainer.step());
+        return not_finite.empty() ? 0 : 1;
     }
     if (group.is_root() && !replaces_rank && (flags.memory || !quiet)) print_setup(trainer, group.size());
     if (flags.memory) {
@@ -224,12 +248,15 @@ int train_to_end(const Flags& flags, Trainer& trainer, const ProcessGroup& group
     }
     const RunSummary summary = trainer.run(flags.stop_after);
     shown.reset();
-    if (!group.is_root()) return 0;
+    const std::vector<std::string> not_finite = losses_not_finite(summary);
+    if (!group.is_root()) return not_finite.empty() ? 0 : 1;
 
     if (summary.reason == RunSummary::Reason::requested) print_stop(summary, signals.signal());
-    if (summary.val_loss && trainer.source_loss()) print_source(*summary.val_loss, *trainer.source_loss());
+    if (summary.val_loss && std::isfinite(*summary.val_loss) && trainer.source_loss())
+        print_source(*summary.val_loss, *trainer.source_loss());
     print_results(summary, trainer.config());
-    return summary.saved || trainer.config().out.empty() ? 0 : 1;
+    print_not_finite(not_finite, summary.step);
+    return not_finite.empty() && (summary.saved || trainer.config().out.empty()) ? 0 : 1;
 }
 
 /// Prints the settings as in the run's config.json.

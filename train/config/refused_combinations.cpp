@@ -3,6 +3,7 @@
 #include <bit>
 
 #include <gradtile/train/config/step_shape.h>
+#include <gradtile/train/data/token_file.h>
 
 namespace gradtile {
 namespace {
@@ -125,6 +126,10 @@ std::span<const ConditionalSetting> conditional_settings() {
     static constexpr auto has_samples = [](const TrainConfig& c) { return c.sample_every > 0; };
     static constexpr auto is_packed = [](const TrainConfig& c) { return c.packed; };
     static constexpr auto draws_weights = [](const TrainConfig& c) { return c.init_from.empty(); };
+    // Without data (--print-config) the kind of its files is not known.
+    static constexpr auto reads_token_files = [](const TrainConfig& c) {
+        return c.data.empty() || is_token_file(c.data) || is_token_file(c.val_data);
+    };
     static constexpr auto has_adam_moments = [](const TrainConfig& c) {
         return !optimizes_by<LionSettings>(c);
     };
@@ -147,6 +152,8 @@ std::span<const ConditionalSetting> conditional_settings() {
         {"rope-attention-factor", scales_rotation<yarn, longrope>, of_magnitude},
         {"rope-short-factors", scales_rotation<longrope>, of_longrope},
         {"rope-long-factors", scales_rotation<longrope>, of_longrope},
+        {"window", [](const TrainConfig& c) { return c.model.window_pattern != 1; },
+         "window-pattern 0, or more than 1; with 1 every layer sees the whole context"},
         {"window-pattern", has_window, "a window"},
         {"qk-norm-kind", [](const TrainConfig& c) { return c.model.qk_norm; }, "qk-norm"},
         {"logit-softcap-form", [](const TrainConfig& c) { return c.model.logit_softcap.limit > 0; },
@@ -157,8 +164,11 @@ std::span<const ConditionalSetting> conditional_settings() {
         {"embedding-std", draws_weights, "new weights; init-from has its own"},
         {"val-fraction", [](const TrainConfig& c) { return c.val_data.empty() || c.val_fraction == 0.0; },
          "validation on a part of data; val-data is another file"},
+        {"token-type", reads_token_files, "token files, whose names end in .bin"},
         {"document-token", is_packed, "packed"},
         {"max-documents", is_packed, "packed"},
+        {"min-lr", [](const TrainConfig& c) { return c.schedule != ScheduleKind::constant; },
+         "schedule cosine, linear or wsd"},
         {"wsd-decay", [](const TrainConfig& c) { return c.schedule == ScheduleKind::wsd; }, "schedule wsd"},
         {"beta1", has_adam_moments, "optimizer adamw or muon"},
         {"beta2", has_adam_moments, "optimizer adamw or muon"},

@@ -268,7 +268,8 @@ void check_optimization(const TrainConfig& c) {
           " only adapters are trained; expected 1");
     check(!c.cautious_decay || c.weight_decay > 0.0,
           "cautious-decay: true with weight-decay 0; expected a weight decay");
-    check(c.min_lr <= c.lr, "min-lr: ", c.min_lr, "; expected 0 to lr (", c.lr, ")");
+    check(c.min_lr <= c.lr || c.schedule == ScheduleKind::constant, "min-lr: ", c.min_lr,
+          "; expected 0 to lr (", c.lr, ")");
 }
 
 }  // namespace

@@ -403,6 +403,7 @@ Dataset load_dataset(const DatasetOptions& options, const std::optional<Tokenize
           "; expected 0 <= val-fraction < 1");
     check(!is_token_file(options.data) || options.text_column.empty(), options.data,
           ": is a token file; expected rows with a column '", options.text_column, "' (text-column)");
+    if (!options.makes_tokenizer) require_tokenizer(options.data, tokenizer);
     check_token_cache(options, tokenizer);
     SourceOptions how = source_options(options, tokenizer);
     Dataset dataset;

@@ -52,7 +52,10 @@ struct DatasetOptions {
     std::string val_data{};
     double val_fraction = 0.1;                            ///< fraction of all data kept for validation
     TokenizerKind tokenizer = TokenizerKind::characters;  ///< for text only
-    TokenType token_type = TokenType::automatic;          ///< for token files without a header only
+    /// Whether text may have a new tokenizer if load_dataset() is given none. The ids of a model that has
+    /// been trained mean nothing to a new one.
+    bool makes_tokenizer = true;
+    TokenType token_type = TokenType::automatic;  ///< for token files without a header only
     std::int64_t vocabulary = 0;  ///< for token files: every id is below this number; 0: see open_token_file
     /// Whether a BPE tokenizer recognises special tokens in text. Runs that divide documents at the separator
     /// token need this option.

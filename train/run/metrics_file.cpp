@@ -186,9 +186,23 @@ LossHistory MetricsFile::read(const std::filesystem::path& path) {
     return history;
 }
 
+std::vector<std::string> MetricsFile::losses_not_finite(const std::filesystem::path& path,
+                                                        std::int64_t step) {
+    std::vector<std::string> names;
+    with_file_name("metrics", path, [&] {
+        for_lines(path, "null", [&](std::string_view, const JsonValue& object) {
+            if (object.contains("event") || object["step"] != step) return;
+            for (const char* const name : {"loss", "val_loss"})
+                if (object.contains(name) && object[name].is_null()) names.emplace_back(name);
+        });
+    });
+    return names;
+}
+
 std::vector<double> MetricsFile::read_clock(const std::filesystem::path& path) {
     std::vector<double> clock;
     with_file_name("replay-clock", path, [&] {
+        open_regular_file(FileSystem::posix(), path, SymbolicLinks::refuse);  // a missing file has no lines
         for_lines(path, "\"budget_used\"", [&](std::string_view, const JsonValue& object) {
             const JsonValue& used = object["budget_used"];
             check(used.is_number() && object["step"].get<std::int64_t>() == std::ssize(clock) + 1 &&

@@ -64,6 +64,9 @@ class MetricsFile {
 
     /// Reads the losses in a file; empty if there is no file.
     static LossHistory read(const std::filesystem::path& path);
+    /// Returns those of the names loss and val_loss whose values in a step's line are not finite; empty if
+    /// there is no file.
+    static std::vector<std::string> losses_not_finite(const std::filesystem::path& path, std::int64_t step);
     /// Returns budget_used of the steps 1, 2, ... Throws Error when the file has no such run: a step is
     /// missing, or a number is not between the one before and 1.
     static std::vector<double> read_clock(const std::filesystem::path& path);

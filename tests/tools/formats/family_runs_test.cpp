@@ -60,7 +60,7 @@ class FamilyRuns : public testing::TestWithParam<test::FamilyModel> {
         ImportedModel model = test::random_model(config_);
         export_model(checkpoint_of(model, "x"), "run", {.out = place_ / "published"});
         write_imported_run(import_model(place_ / "published"), imported_);
-        data_ = place_.write("text.txt", test::some_letters(600));
+        data_ = place_.write("tokens.bin", test::some_letter_ids(600));
     }
 
     /// Trains two steps from the import, and returns the run's directory.
@@ -69,7 +69,6 @@ class FamilyRuns : public testing::TestWithParam<test::FamilyModel> {
         adopt_model(config, imported_);
         config.init_from = imported_;
         config.data = data_;
-        config.tokenizer = "characters";
         config.out = place_ / std::to_string(number_++);
         config.steps = 2;
         config.batch = 2;

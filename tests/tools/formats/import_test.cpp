@@ -167,9 +167,8 @@ TEST(Import, ARunOfImportedWeightsIsReadAndTrainedButNotResumed) {
     adopt_model(config, run);
     EXPECT_EQ(config.model, imported.config);
     config.init_from = run;
-    config.data = place.write("text.txt", test::some_letters(600));
+    config.data = place.write("tokens.bin", test::some_letter_ids(600));
     config.out = place / "tuned";
-    config.tokenizer = "characters";
     config.steps = 2;
     config.batch = 2;
     config.threads = 1;

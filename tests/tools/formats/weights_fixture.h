@@ -116,6 +116,13 @@ inline std::string some_letters(std::size_t length) {
     return text;
 }
 
+/// A token file with the ids that a character tokenizer gives some_letters(), for models without a tokenizer.
+inline std::string some_letter_ids(std::size_t length) {
+    std::string ids;  // uint16, little-endian
+    for (const char letter : some_letters(length)) ids += {static_cast<char>(letter - 'a'), '\0'};
+    return ids;
+}
+
 /// Copies a committed model to change it.
 inline std::filesystem::path copy_of(const char* model, const TemporaryDirectory& place) {
     std::filesystem::copy(reference_weights() / model, place / model,

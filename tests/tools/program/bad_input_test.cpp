@@ -332,6 +332,42 @@ TEST_F(BadInput, NonFiniteTrainingStopsAndNamesTheTensor) {
                                testing::AnyOf(testing::HasSubstr(".weight"), testing::HasSubstr("loss"))));
 }
 
+TEST_F(BadInput, ARunThatEndsWithALossThatIsNotFiniteFails) {
+    const auto out = place_ / "run";
+    const Arguments diverging{"--lr", "1e30",     "--schedule", "constant", "--clip",
+                              "0",    "--warmup", "0",          "--quiet"};
+    const auto expect_failure = [&](const Outcome& outcome, const char* line) {
+        EXPECT_EQ(outcome.signal, 0);
+        EXPECT_EQ(outcome.exit_code, 1);
+        ASSERT_FALSE(outcome.error_lines().empty());
+        EXPECT_EQ(outcome.error_lines().back(), line);
+        EXPECT_THAT(outcome.out, testing::Not(testing::HasSubstr("nan")));
+    };
+    constexpr const char* both =
+        "gradtile: after step 4: loss and val_loss are not finite; expected a lower --lr, from the start or "
+        "with --init-from an earlier checkpoint";
+    const Outcome ended = run(tiny_training(stories_, out) + diverging + Arguments{"--steps", "4"});
+    expect_failure(ended, both);
+    EXPECT_THAT(ended.out, testing::StartsWith("step: 4\ntokens: "));
+    EXPECT_THAT(ended.out, testing::HasSubstr("step_00000004.h5"));
+    const Outcome finished = run({"train", "--resume", out.string(), "--quiet"});
+    expect_failure(finished, both);
+    EXPECT_EQ(finished.error_lines().size(), 1u);
+    EXPECT_THAT(finished.out, testing::StartsWith("the run is finished at step 4"));
+
+    // The first update makes the weights useless, after a loss that is finite.
+    const Outcome one = run(tiny_training(stories_, place_ / "one") + diverging + Arguments{"--steps", "1"});
+    expect_failure(one,
+                   "gradtile: after step 1: val_loss is not finite; expected a lower --lr, from the start or "
+                   "with --init-from an earlier checkpoint");
+    EXPECT_THAT(one.out, testing::StartsWith("step: 1\nloss: "));
+
+    const Outcome restarted = run(tiny_training(stories_, place_ / "two") + diverging +
+                                  Arguments{"--steps", "4", "--processes", "2", "--restarts", "1"});
+    EXPECT_EQ(restarted.exit_code, 1);
+    EXPECT_THAT(restarted.err, testing::HasSubstr(both));
+}
+
 TEST_F(BadInput, RefusesInvalidSamplingOptions) {
     const auto out = place_ / "run";
     expect_success(run(tiny_training(stories_, out)));

@@ -97,14 +97,45 @@ TEST_F(CheckpointInput, RefusesWeightsOfAnotherModel) {
     expect_success(run(tiny_training(stories_, other) + from));
 }
 
-TEST_F(CheckpointInput, InitFromUsesAndNamesTheCheckpointsTokenizer) {
-    const Outcome outcome = run(tiny_training(stories_, place_ / "other") +
-                                Arguments{"--init-from", out_.string(), "--tokenizer", "bytes"});
-    EXPECT_EQ(outcome.exit_code, 0);
-    EXPECT_THAT(outcome.err, HasSubstr("the checkpoint's tokenizer is used: characters, not bytes"));
+TEST_F(CheckpointInput, InitFromRefusesAnotherTokenizer) {
+    const auto other = place_ / "other";
+    expect_refused(
+        run(tiny_training(stories_, other) + Arguments{"--init-from", out_.string(), "--tokenizer", "bytes"}),
+        {concat("tokenizer bytes: differs from the one that ", out_.string(), " was trained with"),
+         "expected none, or the same"});
+    EXPECT_FALSE(exists(other));
 }
 
 #if GRADTILE_HAVE_PCRE2
+TEST_F(CheckpointInput, InitFromTakesTheCheckpointsTokenizerFile) {
+    const auto bpe = place_ / "bpe", same = place_ / "same", other = place_ / "other";
+    const auto tokenizer = [&](const char* vocabulary) {
+        std::string file = place_ / concat(vocabulary, ".json");
+        expect_success(
+            run({"tokenizer", "train", "--data", stories_, "--vocabulary", vocabulary, "--out", file}));
+        return file;
+    };
+    const std::string own = tokenizer("300"), fewer = tokenizer("290");
+    expect_success(run(tiny_training(stories_, bpe) + Arguments{"--tokenizer", own, "--quiet"}));
+    const auto tuning = [&](const std::filesystem::path& out, const Arguments& more) {
+        return run(tiny_training(stories_, out) + Arguments{"--init-from", bpe.string(), "--quiet"} + more);
+    };
+    expect_success(tuning(same, {"--tokenizer", own}));
+    expect_refused(tuning(other, {"--tokenizer", fewer}), {fewer, "differs", bpe.string()});
+    EXPECT_FALSE(exists(other));
+    // Without a setting the run's config.json can be used again, also when the tokenizer's file is gone.
+    std::filesystem::remove(own);
+    const Outcome first = tuning(other, {});
+    EXPECT_EQ(first.exit_code, 0);
+    EXPECT_THAT(first.err, HasSubstr("the checkpoint's tokenizer is used: bpe (300), not characters"));
+    const auto again = place_ / "again";
+    const Outcome second =
+        run({"train", "--config", (other / "config.json").string(), "--out", again.string(), "--quiet"});
+    EXPECT_EQ(second.exit_code, 0) << second.err;
+    EXPECT_EQ(tensors_of(again), tensors_of(other));
+    expect_success(run({"train", "--resume", again.string(), "--steps", "9", "--quiet"}));
+}
+
 /// One changed byte under right checksums gives a token the id 999, in a model with 300 tokens.
 TEST_F(CheckpointInput, EveryCommandRefusesATokenIdBeyondTheVocabulary) {
     const std::string tokenizer = (place_ / "tokenizer.json").string();

@@ -55,6 +55,30 @@ TEST(MetricsLine, StaysJsonWhenNumbersAreNotFinite) {
     EXPECT_EQ(line["not_finite"], "h.0.\"odd\"");
 }
 
+TEST(MetricsFile, NamesTheLossesOfAStepThatAreNotFinite) {
+    const TemporaryDirectory directory;
+    const auto path = directory / "metrics.jsonl";
+    using Names = std::vector<std::string>;
+    EXPECT_EQ(MetricsFile::losses_not_finite(path, 1), Names());
+    {
+        MetricsFile file(path);
+        StepReport bad = report(1);
+        bad.loss = std::nan("");
+        file.write(bad);
+        bad.val_loss = INFINITY;
+        bad.step = 2;
+        file.write(bad);
+        bad.loss = 1.0;
+        bad.step = 3;
+        file.write(bad);
+        file.write(report(4));
+    }
+    EXPECT_EQ(MetricsFile::losses_not_finite(path, 1), Names{"loss"});
+    EXPECT_EQ(MetricsFile::losses_not_finite(path, 2), (Names{"loss", "val_loss"}));
+    EXPECT_EQ(MetricsFile::losses_not_finite(path, 3), Names{"val_loss"});
+    EXPECT_EQ(MetricsFile::losses_not_finite(path, 4), Names());
+}
+
 TEST(MetricsFile, IsReadableAfterEveryLine) {
     const TemporaryDirectory directory;
     const auto path = directory / "metrics.jsonl";
