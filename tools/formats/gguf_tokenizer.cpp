@@ -2,7 +2,9 @@
 #include <gradtile/tools/formats/gguf_metadata.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
+#include <limits>
 
 #include <gradtile/core/check.h>
 #include <gradtile/core/text/message.h>
@@ -103,8 +105,7 @@ class SentencePieceMetadata {
         fill_tokens();
         std::vector<float> scores(table_.texts.size());
         if (!vocabulary_.scores.empty())
-            std::ranges::transform(vocabulary_.scores, scores.begin(),
-                                   [](double score) { return static_cast<float>(score); });
+            round_scores(scores);
         else
             score_merges(scores);
         GgufMetadata metadata{{"tokenizer.ggml.model", std::string(is_unigram ? "t5" : "llama")},
@@ -168,6 +169,15 @@ class SentencePieceMetadata {
     bool is_byte(std::string_view text) const {
         return vocabulary_.byte_fallback && text.size() == 6 && text.starts_with("<0x") &&
                text.ends_with('>');
+    }
+
+    void round_scores(std::vector<float>& scores) const {
+        for (std::size_t id = 0; id < vocabulary_.scores.size(); ++id) {
+            const double score = vocabulary_.scores[id];
+            check(std::abs(score) <= std::numeric_limits<float>::max(), source_, ": GGUF: token ", id,
+                  " has the score ", score, ", which is beyond float32");
+            scores[id] = static_cast<float>(score);
+        }
     }
 
     /// llama.cpp merges the pair whose result has the highest score, so a merge's place in the list becomes

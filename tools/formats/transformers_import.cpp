@@ -138,13 +138,16 @@ class HuggingFaceReader {
     void read_ends(TextEnds ends) {
         const fs::path file = folder_ / "generation_config.json";
         std::string source = (folder_ / "config.json").string();
+        note_unknown_ends(ends, source);
         if (exists(file)) {
             source = file.string();
             const std::string text = config_file_text(source);
             ends = read_generation_config(parse_json(text, source), source, unknown_);
+            note_unknown_ends(ends, source);
             model_.text.files["generation_config.json"] = text;
         }
-        keep_end_tokens(ends.tokens.value_or(std::vector<std::int32_t>()), source);
+        for (const std::int32_t id : ends.tokens.value_or(std::vector<std::int32_t>()))
+            if (is_token(id)) model_.text.end_tokens.push_back(id);
         if (!model_.tokenizer) return;
         std::vector<std::string> known;
         if (model_.chat_template != ChatTemplate::automatic)
@@ -154,13 +157,14 @@ class HuggingFaceReader {
                   printable_name(text), "' is not supported; expected texts of the chat template");
     }
 
+    bool is_token(std::int32_t id) const { return id >= 0 && id < model_.config.vocabulary; }
+
     /// Published configs name tokens that the vocabulary does not have, or -1: german-gpt2 has 52000 tokens
     /// and ends texts at token 52000 (github.com/stefan-it/german-gpt2, issue 9). Such a token is never
     /// drawn, so transformers ignores it with a warning, too.
-    void keep_end_tokens(const std::vector<std::int32_t>& tokens, const std::string& source) {
-        std::vector<std::int32_t> unknown;
-        for (const std::int32_t id : tokens)
-            (id >= 0 && id < model_.config.vocabulary ? model_.text.end_tokens : unknown).push_back(id);
+    void note_unknown_ends(const TextEnds& ends, const std::string& source) {
+        std::vector<std::int32_t> unknown = ends.tokens.value_or(std::vector<std::int32_t>());
+        std::erase_if(unknown, [&](std::int32_t id) { return is_token(id); });
         if (unknown.empty()) return;
         const std::string others = unknown.size() == 1 ? "" : concat(" and ", unknown.size() - 1, " more");
         model_.notes.push_back(concat(source, ": eos_token_id: ", unknown.front(), others,

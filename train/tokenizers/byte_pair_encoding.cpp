@@ -88,6 +88,9 @@ void BytePairEncoding::add_tokens(std::string_view source) {
         if (a.id == b.id && a.text != b.text)
             throw Error(concat(source, ": added token ", shown_bytes(b.text), " has id ", b.id, ", which is ",
                                shown_bytes(a.text)));
+        if (a.id == b.id && a.normalized != b.normalized)
+            throw Error(concat(source, ": added token ", shown_bytes(b.text),
+                               " occurs twice, with two values of normalized"));
     }
     check(vocab_size_ > 0, source, ": has no tokens");
     for (const auto* const ids : {&vocabulary_.before, &vocabulary_.after})

@@ -117,6 +117,17 @@ TEST(HostileNumbers, ALanguageModelAndGgufRefuseSuchATokenizerThemselves) {
     }
 }
 
+TEST(HostileNumbers, GgufRefusesScoresBeyondFloat32) {
+    const Tokenizer tokenizer = Tokenizer::byte_pairs({.model = SubwordModel::unigram,
+                                                       .tokens = {"<unk>", std::string(blank_symbol), "a"},
+                                                       .scores = {0.0, -1.0, -1e39},
+                                                       .unknown = 0,
+                                                       .normalizer = {SentencePieceStep{}}},
+                                                      "test");
+    EXPECT_EQ(message_of([&] { gguf_tokenizer_metadata(&tokenizer, 30, {}, "run"); }),
+              "run: GGUF: token 2 has the score -1e+39, which is beyond float32");
+}
+
 /// Settings that do not describe small_gpt2()'s tensors. The largest settings must be refused before anything
 /// that large is allocated.
 TEST(HostileNumbers, ModelsThatTheTensorsDoNotHaveAreRefusedByTensor) {

@@ -273,6 +273,15 @@ TEST_F(BytePairs, ALongAddedTokenIsRefused) {
               concat("t.json: added token ", id, " has 2049 bytes; expected at most 2048"));
 }
 
+TEST_F(BytePairs, AnAddedTokenThatIsListedTwiceIsNormalizedTwiceOrNever) {
+    BytePairVocabulary vocabulary = gpt2_.byte_pair_encoding()->vocabulary();
+    vocabulary.added.push_back(vocabulary.added.front());
+    EXPECT_EQ(Tokenizer::byte_pairs(vocabulary, "t.json").vocab_size(), gpt2_.vocab_size());
+    vocabulary.added.back().normalized = !vocabulary.added.front().normalized;
+    EXPECT_EQ(message_of([&] { Tokenizer::byte_pairs(vocabulary, "t.json"); }),
+              "t.json: added token '<|endoftext|>' occurs twice, with two values of normalized");
+}
+
 TEST_F(BytePairs, ATruncatedFileIsRefused) {
     const std::string full_text = contents_of(reference("gpt2.json"));
     for (std::size_t size = 0; size < full_text.size(); size += 1 + full_text.size() / 200) {
