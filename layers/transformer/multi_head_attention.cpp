@@ -85,7 +85,7 @@ Rope::Angles MultiHeadAttention::angles_at(const Context& ctx, const TokenPositi
                                     : rope->angles_from(ctx, positions.start, length, dtype);
 }
 
-/// The norm of every head, and the rotation of whole heads: transform_heads() cannot rotate a part of a head.
+/// Normalises each head, and rotates heads that RoPE rotates whole: transform_heads() cannot rotate a part.
 HeadTransform MultiHeadAttention::transform_of(const Rope::Angles& angles) const {
     HeadTransform transform{.queries = heads, .epsilon = norm_epsilon};
     if (qk_norm == QkNorm::projection) return transform;
